@@ -234,7 +234,7 @@ SETTINGS: tuple[Setting, ...] = (
         "PYCOLL_TICKET",
         "ticket",
         _text,
-        "ticket by which this process joins a communicator that grows; it holds a secret",
+        "ticket by which this process joins a communicator that grows, or a store; it is secret",
     ),
     Setting(
         "PYCOLL_HOST_ID",

@@ -7,9 +7,10 @@ order; reads go to the last one. After a change of the view it sends again what 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
+from pycoll.ps.membership.newcomers import Newcomer
 from pycoll.ps.messages import ANSWERS, DROPPED, FENCES, UPDATES, Kind, Message
 from pycoll.ps.replica import WORKER_LOST
 from pycoll.ps.views import View
@@ -17,6 +18,8 @@ from pycoll.ps.views import View
 #: Pushes of one shard that are on their way at most; later ones wait by priority. One that a
 #: server has applied, and answers after the end of its round, is not counted any more.
 WINDOW = 16
+#: The failure of a request that cannot end without a worker.
+WORKER_IS_GONE = "a worker is gone"
 _ORDERED = frozenset((Kind.PUSH, Kind.LOAD, Kind.RESTORE))
 
 
@@ -56,8 +59,8 @@ class Request:
 class _Lane:
     """The requests of one shard. ``seq``: the number of the newest update that was sent."""
 
-    def __init__(self) -> None:
-        self.seq = 0
+    def __init__(self, seq: int) -> None:
+        self.seq = seq
         self.waiting: list[tuple[int, int, int, Request]] = []
         self.updates: dict[int, Request] = {}
         self.reads: dict[int, Request] = {}
@@ -71,18 +74,30 @@ class _Lane:
 
 
 class ClientMachine:
-    """A worker. ``me``: its rank. ``out`` collects messages as (server, message)."""
+    """A worker. ``me``: its rank. ``out`` collects messages as (server, message).
 
-    def __init__(self, me: int, view: View) -> None:
+    ``first``: its requests have higher numbers. Those of a later process of the same worker begin
+    so high that they repeat no number of an earlier one.
+    """
+
+    def __init__(self, me: int, view: View, first: int = 0) -> None:
         self.me = me
         self.view = view
         self.out: list[tuple[int, Message]] = []
-        self._lanes = [_Lane() for _ in view.chains]
-        self._numbers = 0
+        self._lanes = [_Lane(first) for _ in view.chains]
+        self._numbers = first
         #: By shard its newest servers, also when they are gone.
         self._holders = list(view.chains)
         #: The servers whose connections are gone, or that take part in no view any more.
         self.gone: set[int] = set()
+        #: The servers that join, with which the owner shall connect, and call ``arrive``.
+        self.newcomers: list[Newcomer] = []
+        self._joins = view.joins
+        #: Where this worker is a newcomer: its number, the servers that have connected with it, and
+        #: those that have not yet.
+        self._serial = 0
+        self._met: list[int] = []
+        self.expected: set[int] = set()
 
     def add(
         self,
@@ -168,6 +183,10 @@ class ClientMachine:
         if message.kind is Kind.UNMANAGED:
             self.lose(source)
             return
+        if message.kind is Kind.ARRIVED:
+            self._met.append(source)
+            self._count_off(source)
+            return
         request = self.asked(message)
         if request is None:
             return
@@ -178,7 +197,7 @@ class ClientMachine:
             request.answer = message
             self._end(request)
         elif message.flags == WORKER_LOST:
-            self._fail(request, "a worker is gone", (message.key,))
+            self._fail(request, WORKER_IS_GONE, (message.key,))
         else:
             text = b"" if message.payload is None else bytes(message.payload)
             self._fail(request, text.decode("utf-8", "replace") or "the server refused it")
@@ -197,8 +216,33 @@ class ClientMachine:
     def lose(self, server: int) -> None:
         """Note that the connection to a server is gone."""
         self.gone.add(server)
+        self._count_off(server)
         if self.gone.issuperset(self.view.servers):
             self._resend()
+
+    # Newcomers
+
+    def arrive(self, newcomer: Newcomer) -> None:
+        """Note that this worker is connected with a server that joins."""
+        self.out.append((newcomer.rank, Message(Kind.ARRIVED)))
+
+    def miss(self, newcomer: Newcomer) -> None:
+        """Note that a server that joins cannot be reached from here."""
+        self.lose(newcomer.rank)
+
+    def expect(self, newcomer: Newcomer, servers: Iterable[int]) -> None:
+        """On a newcomer: tell the servers when all of them have connected with it."""
+        self._serial = newcomer.serial
+        self.expected = set(servers)
+
+    def _count_off(self, server: int) -> None:
+        if server in self.expected:
+            self.expected.discard(server)
+            if not self.expected:
+                joined = Message(Kind.JOINED, key=self._serial)
+                self.out += [(one, joined) for one in self._met if one not in self.gone]
+
+    # Views
 
     def wish(self, kind: Kind, server: int) -> None:
         """Ask the view manager to DRAIN or ADD a server. It may be gone, so callers repeat it."""
@@ -213,6 +257,11 @@ class ClientMachine:
             self.view = view
             for shard, chain in enumerate(view.chains):
                 self._holders[shard] = chain or self._holders[shard]
+            joining = view.joining
+            if joining is not None and joining.serial > self._joins:
+                self._joins = joining.serial
+                if joining.serves:
+                    self.newcomers.append(joining)
             self._resend()
 
     def _resend(self) -> None:

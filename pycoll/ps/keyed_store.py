@@ -18,8 +18,9 @@ from pycoll.errors import (
     TimeoutError,
 )
 from pycoll.ps.array_memory import Bytes, Target, Terms, into, new, read_array
-from pycoll.ps.client_machine import Request
+from pycoll.ps.client_machine import WORKER_IS_GONE, Request
 from pycoll.ps.consistency import Consistency
+from pycoll.ps.membership.newcomers import agreed_start
 from pycoll.ps.messages import ALL, LAST, MAKES, NOW, PULLS, Kind, Message
 from pycoll.ps.placement import Placed, Placement
 from pycoll.ps.shard_arrays import MEAN, SUM, is_stepped, rule_of
@@ -108,6 +109,8 @@ class Store:
         #: The checkpoint that was restored, in the words of the caller, or an empty text.
         self._restored = ""
         self._new_keys = False
+        #: Whether this worker has joined the store while it ran.
+        self._is_new = False
         #: The pushes of this worker that came too late for their round.
         self.dropped = 0
 
@@ -119,6 +122,23 @@ class Store:
 
     def __exit__(self, *details: object) -> None:
         self.close()
+
+    def _join(self) -> None:
+        """On a newcomer: let all shards count this worker from the same round on.
+
+        Raises InvalidArgumentError where they refuse it, and the errors of ``init``.
+        """
+        joins = [self._begin(Kind.JOIN, shard) for shard in range(self._shards)]
+        try:
+            self._wait(joins, f"joining the store as worker {self.rank}")
+        except PycollError as error:
+            if type(error) is not PycollError:
+                raise
+            raise InvalidArgumentError(str(error), operation="ps") from None
+        answers = [one.answer for one in joins if one.answer is not None]
+        self._clock, self._cuts, told = agreed_start(answers)
+        self._is_new = True
+        self._links.begin_together(told)
 
     # Keys
 
@@ -577,10 +597,10 @@ class Store:
         from pycoll.ps.checkpoints.restoring import restore
 
         self._check_open()
-        if self._keys or self._tables or self._restored:
+        if self._keys or self._tables or self._restored or self._is_new:
             raise InvalidArgumentError(
-                "restore() was called on a store with values: call it once, ahead of init() and "
-                "table()"
+                "restore() was called on a store with values, or by a worker that joined it: call "
+                "it once, ahead of init() and table()"
             )
         seconds = None if timeout is None else check_timeout(timeout, "timeout")
         clock = restore(self, path, missing_ok, seconds)
@@ -643,6 +663,28 @@ class Store:
                 f"clocks {clocks}{gone}; {one['waiting']} wait"
             )
         return "\n".join(lines)
+
+    def ticket(self) -> str:
+        """Return a text by which new processes join this store while it runs, as often as wanted.
+
+        A new server calls ``pycoll.ps.serve(ticket=...)``, or runs ``python -m pycoll.ps`` with
+        ``PYCOLL_TICKET`` set. A new worker, or one that comes back, calls
+        ``pycoll.ps.connect(ticket=...)``. Any worker may call this method. The ticket holds as long
+        as the server that gives it. It is secret: pass it by the environment, a pipe or a private
+        file, never on a command line.
+
+        Raises PycollError where the server has no address or free port; TimeoutError;
+        PeerLostError.
+
+        Cost: a short message. The server listens from then on until the store ends.
+
+        >>> ticket = store.ticket()
+        """
+        self._check_open()
+        asked = self._begin(Kind.INVITE, 0)
+        self._wait([asked], "ticket")
+        assert asked.answer is not None
+        return bytes(asked.answer.payload).decode()
 
     def drain(self, server: int) -> None:
         """Move all shards of a server to the others, so that its process may be ended.
@@ -768,7 +810,7 @@ class Store:
         lost = request.lost
         if not lost:
             return PycollError(f"{what}: {request.failure}", operation="ps")
-        if lost[0] in self.workers:
+        if request.failure == WORKER_IS_GONE:
             text = f"{what}: worker rank {lost[0]} is gone, and {self.consistency} needs all"
         else:
             shard = request.message.shard

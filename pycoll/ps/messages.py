@@ -60,12 +60,21 @@ class Kind(IntEnum):
     # Wishes for the manager, about the server ``key``.
     DRAIN = 40
     ADD = 41
+    # Newcomers: an update by which a worker takes part from now on, the wish of a process to join,
+    # the end of its joining, and the word of a peer that has connected with it.
+    JOIN = 46
+    ADMIT = 47
+    ARRIVED = 48
+    JOINED = 49
+    LEFT = 50
+    # A worker asks a server for a ticket.
+    INVITE = 51
 
 
 UPDATES = frozenset(
     (
         *(Kind.LOAD, Kind.PUSH, Kind.CLOCK, Kind.WRITE, Kind.LEAVE, Kind.OPTIMIZE),
-        *(Kind.CUT, Kind.RESTORE, Kind.RELEASE),
+        *(Kind.CUT, Kind.RESTORE, Kind.RELEASE, Kind.JOIN),
     )
 )
 #: Requests that were begun before one of these are sent before it, and later ones after it.
@@ -76,6 +85,7 @@ VIEWS = frozenset(
     (
         *(Kind.VIEW, Kind.ACCEPTED, Kind.FILLED, Kind.UNMANAGED, Kind.PROPOSE),
         *(Kind.RECALL, Kind.RECALLED, Kind.DRAIN, Kind.ADD),
+        *(Kind.ADMIT, Kind.JOINED, Kind.LEFT),
     )
 )
 #: The answers to updates and reads; ``after`` is 1 in those to reads, and else 0.

@@ -13,16 +13,18 @@ from pycoll.bootstrap.deadline import Deadline
 from pycoll.bootstrap.discovery.network import listen_in_range
 from pycoll.bootstrap.rendezvous.meeting import Meeting
 from pycoll.comm.communicator import Communicator
+from pycoll.config import Config
 from pycoll.errors import InvalidArgumentError, MismatchError, PycollError
 from pycoll.ps.client_machine import ClientMachine
 from pycoll.ps.consistency import Consistency, consistency_from, consistency_of
 from pycoll.ps.invariants.store_checks import CheckedClient, CheckedShard
+from pycoll.ps.membership.new_links import Home, key_of_newcomers
 from pycoll.ps.server_links import Circle, Link, offered, pairs_of
 from pycoll.ps.server_machine import ServerMachine
 from pycoll.ps.server_threads import ServerThreads
 from pycoll.ps.shard import Shard
 from pycoll.ps.values.store_values import StoreValues
-from pycoll.ps.views import first_view
+from pycoll.ps.views import View, first_view
 from pycoll.ps.worker_links import WorkerLinks
 from pycoll.untrusted import json_object, read_json
 
@@ -70,12 +72,15 @@ def checked_terms(servers: Any, replicas: Any, consistency: Any, size: int) -> T
     if len(ranks) == size:
         raise InvalidArgumentError(f"servers is {servers!r}: all {size} ranks; leave a worker")
     most = min(REPLICAS_MAX, len(ranks) - 1)
+    why = f", since there are {len(ranks)} servers and at most {REPLICAS_MAX} replicas"
+    return Terms(tuple(ranks), checked_replicas(replicas, most, why), found)
+
+
+def checked_replicas(replicas: Any, most: int, why: str = "") -> int:
+    """Return the number of replicas. Raises InvalidArgumentError for a number that cannot be."""
     if isinstance(replicas, bool) or not isinstance(replicas, int) or not 0 <= replicas <= most:
-        raise InvalidArgumentError(
-            f"replicas is {replicas!r}: expected 0 to {most}, since there are {len(ranks)} servers "
-            f"and at most {REPLICAS_MAX} replicas"
-        )
-    return Terms(tuple(ranks), replicas, found)
+        raise InvalidArgumentError(f"replicas is {replicas!r}: expected 0 to {most}{why}")
+    return replicas
 
 
 class Opening:
@@ -96,8 +101,8 @@ class Opening:
             self._refused = str(error)
 
     @contextlib.contextmanager
-    def _links(self) -> Iterator[tuple[Terms, dict[int, Link]]]:
-        """Agree on the terms and connect this rank; give the links by peer.
+    def _links(self) -> Iterator[tuple[Terms, dict[int, Link], Home]]:
+        """Agree on the terms and connect this rank; give the links by peer, and the store.
 
         An error inside the block closes the links.
         """
@@ -132,8 +137,13 @@ class Opening:
                         peer = guest if base.rank == host else host
                         made[peer] = Link(comm, peer)
                         undo.callback(made[peer].close)
-                yield terms, made
+                yield terms, made, self._home(terms, circle)
                 undo.pop_all()
+
+    def _home(self, terms: Terms, circle: Circle) -> Home:
+        name = self._name()
+        key = key_of_newcomers(circle.key, name)
+        return Home(name, terms.to_list(), circle._replace(key=key, meetings={}))
 
     def _workers(self, terms: Terms) -> list[int]:
         return [rank for rank in range(self._base.size) if rank not in terms.servers]
@@ -151,33 +161,45 @@ class Opening:
 
     def worker(self) -> tuple[Terms, WorkerLinks]:
         """Take part as a worker."""
-        with self._links() as (terms, links):
-            view = first_view(terms.servers, terms.replicas)
-            machine = (
-                CheckedClient(self._base.rank, view, terms.consistency)
-                if self._base._config.store_checks
-                else ClientMachine(self._base.rank, view)
-            )
-            return terms, WorkerLinks(machine, links)
+        with self._links() as (terms, links, home):
+            view = first_view(terms.servers, terms.replicas, self._base.size)
+            machine = made_client(self._base._config, self._base.rank, view, terms)
+            return terms, WorkerLinks(machine, links, home)
 
     def server(self) -> ServerThreads:
         """Take part as a server."""
-        with self._links() as (terms, links):
-            workers = self._workers(terms)
-            shard = CheckedShard if self._base._config.store_checks else Shard
-            machine = ServerMachine(
-                self._base.rank,
-                workers,
-                first_view(terms.servers, terms.replicas),
-                lambda _: shard(terms.consistency, workers, StoreValues()),
-            )
-            return ServerThreads(machine, links, self._name(), self._base.timeout_s)
+        with self._links() as (terms, links, home):
+            view = first_view(terms.servers, terms.replicas, self._base.size)
+            config, workers = self._base._config, self._workers(terms)
+            machine = made_server(config, self._base.rank, view, workers, terms)
+            return ServerThreads(machine, links, home)
 
     def _name(self) -> str:
         """Return the name of the store, the same on all ranks."""
         # The key is secret, and a digest of it names the store.
         name = hmac.digest(self._base._key_of_parts(), b"store", "sha256").hex()[:8]
         return f"{name}-{self._base._splits}"
+
+
+def made_client(
+    config: Config, rank: int, view: View, terms: Terms, first: int = 0
+) -> ClientMachine:
+    """Return the machine of a worker. ``first``: its requests have higher numbers."""
+    if config.store_checks:
+        return CheckedClient(rank, view, terms.consistency, first)
+    return ClientMachine(rank, view, first)
+
+
+def made_server(
+    config: Config, rank: int, view: View, workers: Sequence[int], terms: Terms
+) -> ServerMachine:
+    """Return the machine of a server."""
+    shard = CheckedShard if config.store_checks else Shard
+
+    def make(_: int) -> Shard:
+        return shard(terms.consistency, workers, StoreValues())
+
+    return ServerMachine(rank, workers, view, make)
 
 
 def agreed(blobs: Sequence[bytes]) -> tuple[Terms, dict[int, Meeting]]:

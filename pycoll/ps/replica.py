@@ -150,7 +150,9 @@ class Replica:
     def _number(self, update: Message) -> None:
         """On the first server: take a worker's update, unless it comes after an open cut."""
         worker = update.worker
-        if self.shard.is_ahead(worker) and update.seq > self.shard.applied[worker]:
+        shard = self.shard
+        waits = shard.is_cutting if update.kind is Kind.JOIN else shard.is_ahead(worker)
+        if waits and update.seq > shard.applied.get(worker, 0):
             self._later.append(update)
             return
         cut = self.shard.cut
@@ -221,9 +223,12 @@ class Replica:
     # Answers
 
     def _acknowledge(self, update: Message, effect: Effect) -> None:
-        if update.kind is Kind.LEAVE:
+        if update.kind in (Kind.LEAVE, Kind.JOIN):
+            # Requests of a process that is gone.
             self._held = [one for one in self._held if one[0].worker != update.worker]
-        elif effect.refusal:
+        if update.kind is Kind.LEAVE:
+            return
+        if effect.refusal:
             self._refuse(update, effect.refusal)
         elif update.kind is Kind.PUSH and update.flags & PULLS:
             push = update._replace(flags=update.flags | effect.flags) if effect.flags else update
@@ -234,6 +239,9 @@ class Replica:
         elif update.kind is Kind.CUT:
             if not self._answer(update):
                 self._hold(update)
+        elif update.kind is Kind.JOIN:
+            cut = self.shard.cuts[update.worker]
+            self._reply(update, Kind.DONE, key=cut, round=effect.version, flags=effect.flags)
         else:
             # The version for a CLOCK may have grown since.
             version = self.shard.version if update.kind is Kind.CLOCK else effect.version

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from pycoll.ps.membership.newcomers import Newcomer
 from pycoll.ps.messages import READS, UPDATES, VIEWS, Kind, Message
 from pycoll.ps.replica import Replica
 from pycoll.ps.shard import Shard
@@ -21,7 +22,8 @@ class ServerMachine:
     """A server. ``me``: its rank; ``workers``: the ranks of the workers.
 
     ``make_shard`` makes the empty state of a shard by number. ``out`` collects messages as
-    (peer, message); the owner takes them off after each call.
+    (peer, message); the owner takes them off after each call. ``newcomers`` collects those with
+    which the owner shall connect, and call ``arrive`` or ``miss``.
     """
 
     def __init__(
@@ -34,7 +36,19 @@ class ServerMachine:
         #: The workers that have not left; the server has ended when none is left.
         self.workers = set(workers)
         self.voter = Voter(me, view)
-        self._gone: set[int] = set()
+        #: The workers that have left.
+        self.gone: set[int] = set()
+        self.newcomers: list[Newcomer] = []
+        #: Where this server is a newcomer: its number, and the peers that have not connected yet.
+        self._serial = 0
+        self.expected: set[int] = set()
+        #: The wish to join of a newcomer that has met this server, until a view tells of it.
+        self._wish: Newcomer | None = None
+        #: The newest newcomer that this server knows, and the newest one with a connection here.
+        self._joins = view.joins
+        self._arrived = 0
+        #: The word that a newcomer has joined or left, until a view follows from it.
+        self._word: Message | None = None
         self._make_shard = make_shard
         self._early: list[tuple[int, Message]] = []
         #: The shards whose servers the accepted view changes; until it holds, they rest.
@@ -46,7 +60,11 @@ class ServerMachine:
     def hear(self, source: int, message: Message) -> None:
         """Take a message. A message that makes no sense is ignored, as a lost one is."""
         kind = message.kind
-        if kind in VIEWS:
+        if kind is Kind.JOINED:
+            self._tell_manager(message)
+        elif kind is Kind.ARRIVED:
+            self._count_off(source)
+        elif kind in VIEWS:
             self.voter.hear(source, message)
             self._look()
         elif kind is Kind.BYE:
@@ -69,15 +87,91 @@ class ServerMachine:
 
         ``has_ended``: whether a server certainly takes part in nothing any more.
         """
+        joining = self.view.joining
+        if joining is not None and joining.rank == peer and joining.serial == self._arrived:
+            self.miss(joining)
+        self._count_off(peer)
         if peer in self.workers:
-            self.workers.discard(peer)
-            self._gone.add(peer)
-            for number, replica in self.replicas.items():
-                if number not in self._resting:
-                    replica.leave_of(peer)
+            self._part_with(peer)
         elif peer in self.voter.view.servers or peer in self.voter.accepted.servers:
             self.voter.lose(peer, has_ended)
             self._look()
+
+    def _part_with(self, worker: int) -> None:
+        self.workers.discard(worker)
+        self.gone.add(worker)
+        for number, replica in self.replicas.items():
+            if number not in self._resting:
+                replica.leave_of(worker)
+
+    # Newcomers
+
+    def wish(self, newcomer: Newcomer) -> None:
+        """Ask the view manager to let a process join; ``view.joining`` tells that it does."""
+        self._wish = newcomer
+        self._ask_manager(Message(Kind.ADMIT, payload=newcomer.to_bytes()))
+
+    def withdraw(self) -> None:
+        """Ask no more for the process of the last wish."""
+        self._wish = None
+
+    @property
+    def is_asking(self) -> bool:
+        """Whether the view manager has not answered a wish yet."""
+        return self._wish is not None
+
+    def arrive(self, newcomer: Newcomer) -> None:
+        """Note that this server is connected with a newcomer."""
+        rank, self._arrived = newcomer.rank, newcomer.serial
+        self.out.append((rank, Message(Kind.ARRIVED)))
+        if not newcomer.serves:
+            if rank in self.workers:
+                # The end of the worker's earlier process has not been seen yet.
+                self._part_with(rank)
+            self.gone.discard(rank)
+            self.workers.add(rank)
+            self.out.append((rank, self._told()))
+
+    def miss(self, newcomer: Newcomer) -> None:
+        """Note that a newcomer is gone, or cannot be reached from here."""
+        self._tell_manager(Message(Kind.LEFT, key=newcomer.serial))
+
+    def expect(self, serial: int) -> None:
+        """On newcomer ``serial``: tell the servers when all peers have connected with it."""
+        self._serial = serial
+        self.expected = {*self.voter.running, *self.workers}
+
+    def _count_off(self, peer: int) -> None:
+        if peer in self.expected:
+            self.expected.discard(peer)
+            if not self.expected:
+                joined = Message(Kind.JOINED, key=self._serial)
+                self.out += [(one, joined) for one in self.voter.running]
+
+    def _tell_manager(self, word: Message) -> None:
+        self._word = word
+        self._ask_manager(word)
+
+    def _ask_manager(self, message: Message) -> None:
+        self.voter.hear(self.me, message)
+        self._look()
+
+    def _told(self) -> Message:
+        return Message(Kind.VIEW, view=self.view.number, payload=self.view.to_bytes())
+
+    def _look_for_newcomer(self) -> None:
+        """Look at the newcomer of a view; ask again what an earlier manager may not have heard."""
+        joining, wish, word = self.view.joining, self._wish, self._word
+        if joining is not None:
+            if wish is not None and wish.meeting == joining.meeting:
+                self._wish = None
+            if joining.serial > self._joins and joining.rank != self.me:
+                self._joins = joining.serial
+                self.newcomers.append(joining)
+            if word is not None and word.key == joining.serial:
+                self._ask_manager(word)
+        elif wish is not None:
+            self.wish(wish)
 
     @property
     def has_stopped(self) -> bool:
@@ -125,12 +219,13 @@ class ServerMachine:
                 replica.adopt(view.number, chain, filling)
         self.replicas = held
         if view.number > 1:
-            told = Message(Kind.VIEW, view=view.number, payload=view.to_bytes())
+            told = self._told()
             self.out += [(worker, told) for worker in sorted(self.workers)]
         for number, replica in held.items():
-            for worker in sorted(self._gone):
+            for worker in sorted(self.gone):
                 if number not in self._resting:
                     replica.leave_of(worker)
+        self._look_for_newcomer()
         early, self._early = self._early, []
         for source, message in early:
             self.hear(source, message)

@@ -14,6 +14,9 @@ import time
 from typing import Any
 
 from pycoll.errors import InvalidArgumentError, PycollError, TimeoutError
+from pycoll.ps.membership.entrance import Entrance
+from pycoll.ps.membership.new_links import Home
+from pycoll.ps.membership.newcomers import Newcomer
 from pycoll.ps.messages import Kind, Message
 from pycoll.ps.server_links import Link, has_ended
 from pycoll.ps.server_machine import ServerMachine
@@ -24,22 +27,30 @@ from pycoll.ps.views import is_done, refusal_to_add, refusal_to_drain
 _LOOK_S = 0.25
 #: Seconds after which a wish is told again to the view manager, which may be gone.
 _AGAIN_S = 0.2
+#: Seconds within which the end of an earlier process of a worker is noticed, and within which the
+#: view manager lets a newcomer in while others come.
+_GONE_S, _ADMIT_S = 2.0, 20.0
+#: Seconds between two looks at the view while a newcomer waits.
+_GLANCE_S = 0.02
 
 
 class ServerThreads:
-    """Runs a server. ``links``: its connections by the rank of the peer.
+    """Runs a server. ``links``: its connections by the rank of the peer. ``home``: its store.
 
-    ``name``: the store's, the same on all its servers. ``timeout_s``: the longest wait of a command
-    of ``pycoll ps``, in seconds.
+    ``is_new``: whether it joins a running store.
     """
 
     def __init__(
-        self, machine: ServerMachine, links: dict[int, Link], name: str, timeout_s: float
+        self, machine: ServerMachine, links: dict[int, Link], home: Home, is_new: bool = False
     ) -> None:
         self._machine = machine
         self._links = links
-        self._name = name
-        self._timeout_s = timeout_s
+        self._home = home
+        self._timeout_s = home.timeout_s
+        self._name = home.name
+        self._is_new = is_new
+        self._threads: list[threading.Thread] = []
+        self._entrance: Entrance | None = None
         self._lock = threading.Lock()
         self._ended = threading.Condition(self._lock)
         self._closed = False
@@ -47,12 +58,9 @@ class ServerThreads:
 
     def run(self) -> None:
         """Serve until all workers have left. Raises the error that ends the server earlier."""
-        threads = [
-            threading.Thread(target=self._serve, args=(link,), name="pycoll-store", daemon=True)
-            for link in self._links.values()
-        ]
-        for thread in threads:
-            thread.start()
+        with self._lock:
+            for link in self._links.values():
+                self._start(link)
         status = StatusSocket(self._status)
         wishes = {"drain": Kind.DRAIN, "add": Kind.ADD}
         commands = CommandSocket(
@@ -60,6 +68,8 @@ class ServerThreads:
         )
         try:
             with self._ended:
+                if self._is_new:
+                    self._wait_until_counted()
                 while self._machine.workers and self._failure is None:
                     self._ended.wait()
                 self._closed = True
@@ -67,12 +77,22 @@ class ServerThreads:
             self._closed = True
             status.close()
             commands.close()
-            for thread in threads:
+            if self._entrance is not None:
+                self._entrance.close()
+            for thread in self._threads:
                 thread.join()
             for link in self._links.values():
                 link.close()
         if self._failure is not None:
             raise self._failure
+
+    def _start(self, link: Link) -> None:
+        """Begin to serve a connection. The caller holds the lock."""
+        thread = threading.Thread(
+            target=self._serve, args=(link,), name="pycoll-store", daemon=True
+        )
+        self._threads.append(thread)
+        thread.start()
 
     def _status(self) -> dict[str, Any]:
         with self._lock:
@@ -99,6 +119,12 @@ class ServerThreads:
             # Answers that have been sent release their bytes, so that pushes change them in place.
             with contextlib.suppress(PycollError):
                 link.tidy()
+            if self._links.get(link.peer) is not link:
+                # The end of a connection to an earlier process of a worker.
+                return
+            if message.kind is Kind.INVITE:
+                self._invite(link, message)
+                return
             self._machine.hear(link.peer, message)
             self._send()
             if message.kind is Kind.BYE:
@@ -106,9 +132,113 @@ class ServerThreads:
 
     def _lose(self, link: Link, is_over: bool) -> None:
         with self._ended:
+            if self._links.get(link.peer) is not link:
+                link.close()
+                return
             self._machine.lose(link.peer, is_over)
             self._send()
             self._ended.notify_all()
+
+    # Newcomers
+
+    def _invite(self, link: Link, request: Message) -> None:
+        """Answer a worker that asks for a ticket."""
+        try:
+            if self._entrance is None:
+                self._entrance = Entrance(self._home, self._admit)
+            answer, text = Kind.TEXT, self._entrance.ticket
+        except (PycollError, OSError) as error:
+            answer, text = Kind.FAILED, str(error)
+        told = request._replace(kind=answer, after=1, flags=0, payload=text.encode())
+        with contextlib.suppress(PycollError):
+            link.send(told)
+
+    def _admit(self, asked: Newcomer) -> dict[str, Any]:
+        """Have the view manager let a process in, and return what it must know."""
+        with self._ended:
+            machine = self._machine
+            if asked.rank >= 0:
+                self._check_is_gone(asked.rank)
+            until = time.monotonic() + _ADMIT_S
+            joining = machine.view.joining
+            if joining is None or joining.meeting != asked.meeting:
+                machine.wish(asked)
+                self._send()
+            while (joining := machine.view.joining) is None or joining.meeting != asked.meeting:
+                if self._closed or time.monotonic() > until:
+                    machine.withdraw()
+                    raise TimeoutError(
+                        f"no view has let the process in within {_ADMIT_S:g} s: the store has "
+                        "ended, or others join; try again",
+                        operation="ps",
+                    )
+                self._ended.wait(_GLANCE_S)
+            return {
+                "newcomer": joining.to_bytes().decode(),
+                "view": machine.view.to_bytes().decode(),
+                "servers": sorted({machine.me, *machine.voter.running}),
+                "workers": sorted(machine.workers - {joining.rank}),
+                "gone": sorted(machine.gone - {joining.rank}),
+                "terms": self._home.terms,
+                "tuning": self._home.circle.tuning,
+                "oversubscription": float(self._home.circle.oversubscription),
+            }
+
+    def _check_is_gone(self, rank: int) -> None:
+        """Raise InvalidArgumentError unless a worker was here, and is gone. The caller holds the
+        lock."""
+        machine = self._machine
+        known = machine.workers | machine.gone
+        if rank not in known:
+            raise InvalidArgumentError(
+                f"worker is {rank}: expected a rank that has worked in this store, one of "
+                f"{sorted(known)}, or None for a new worker"
+            )
+        until = time.monotonic() + _GONE_S
+        while rank in machine.workers:
+            if time.monotonic() > until:
+                raise InvalidArgumentError(
+                    f"worker is {rank}, which takes part already: two processes cannot be one "
+                    "worker; end the other one, or pass None for a new worker"
+                )
+            self._ended.wait(_GLANCE_S)
+
+    def _meet_newcomers(self) -> None:
+        found, self._machine.newcomers[:] = list(self._machine.newcomers), []
+        for newcomer in found:
+            self._home.connect(newcomer, self._arrived)
+
+    def _arrived(self, newcomer: Newcomer, link: Link | None) -> None:
+        with self._ended:
+            if self._closed:
+                if link is not None:
+                    link.close()
+                return
+            if link is None:
+                self._machine.miss(newcomer)
+            else:
+                self._links[link.peer] = link
+                self._machine.arrive(newcomer)
+                self._start(link)
+            self._send()
+
+    def _wait_until_counted(self) -> None:
+        """On a newcomer: wait until a view counts this server. The caller holds the lock."""
+        machine = self._machine
+        limit_s = self._home.circle.config.init_timeout_s
+        until = time.monotonic() + limit_s
+        while machine.workers and self._failure is None and machine.me not in machine.view.servers:
+            if time.monotonic() > until:
+                self._failure = TimeoutError(
+                    f"no view counts this server, rank {machine.me}, within {limit_s:g} s: ranks "
+                    f"{sorted(machine.expected)} have not connected with it, or the store has "
+                    "ended",
+                    ranks=sorted(machine.expected),
+                    operation="ps",
+                )
+            self._ended.wait(_GLANCE_S)
+
+    # Wishes and messages
 
     def _wish(self, kind: Kind, server: int) -> None:
         """Ask the view manager about a server, until a view says that it is done."""
@@ -141,6 +271,7 @@ class ServerThreads:
             except PycollError:
                 # The thread of that connection finds the same error.
                 continue
+        self._meet_newcomers()
 
 
 def _no_place(message: Message, nbytes: int) -> None:

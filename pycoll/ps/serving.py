@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,10 +11,22 @@ from pycoll.bootstrap.discovery.roles import count_servers
 from pycoll.comm import world
 from pycoll.comm.communicator import Communicator
 from pycoll.comm.served import ServerLoop, part_workers, serve_stores
-from pycoll.config import SERVER
-from pycoll.errors import InvalidArgumentError
+from pycoll.config import RANKS_MAX, SERVER, Config
+from pycoll.errors import InvalidArgumentError, TimeoutError
+from pycoll.ps.consistency import consistency_of
 from pycoll.ps.keyed_store import Store
-from pycoll.ps.opening import Opening, Terms, checked_terms
+from pycoll.ps.membership.arrivals import Wish, arrived
+from pycoll.ps.opening import (
+    REPLICAS_MAX,
+    Opening,
+    Terms,
+    checked_replicas,
+    checked_terms,
+    made_client,
+    made_server,
+)
+from pycoll.ps.server_threads import ServerThreads
+from pycoll.ps.worker_links import WorkerLinks
 
 
 def serve(
@@ -27,6 +40,7 @@ def serve(
     transports: str | list[str] | tuple[str, ...] | None = None,
     timeout_s: float | None = None,
     init_timeout_s: float | None = None,
+    ticket: str | None = None,
 ) -> int:
     """Join the job as a server, and serve the workers until they end.
 
@@ -37,12 +51,18 @@ def serve(
     included; servers are the last ranks. The workers call ``pycoll.init`` at the same time. This
     process must not have called it.
 
+    ``ticket``: a text that ``Store.ticket`` of a running store returned, or ``PYCOLL_TICKET``. This
+    process then joins that store alone, as one more server with a new rank. It is filled while the
+    others serve, and takes the places of servers that are gone, or that hold two shards more.
+
     Returns the number of operations that it served, when worker 0 has left its world and the
-    duplicates of that.
+    duplicates of that; 0 with a ticket, when the workers have left the store.
 
     Raises the errors of ``pycoll.init``; InvalidArgumentError that names two ranks whose roles do
-    not fit. Raises PeerLostError where a worker is gone without an end, and MismatchError where
-    workers disagree.
+    not fit, and for a wrong ticket or a store that refuses this process. Raises PeerLostError where
+    a worker is gone without an end, and MismatchError where workers disagree. With a ticket, raises
+    TimeoutError where the store has ended, or where a process of it has not connected within
+    ``init_timeout_s``; a worker connects in its next call.
 
     Cost: the server waits for a short message of worker 0 ahead of each operation, and sleeps while
     none comes.
@@ -57,6 +77,11 @@ def serve(
     config = world._settings(
         transports=transports, timeout_s=timeout_s, init_timeout_s=init_timeout_s
     )._replace(role=SERVER)
+    used = config.ticket if ticket is None else ticket
+    if used is not None:
+        given = {"rank": rank, "size": size, "address": address, "secret": secret, "comm": comm}
+        _check_alone("serve", given | {"all_gather": all_gather})
+        return _serve_by_ticket(used, config)
     joined = join(
         config,
         rank=rank,
@@ -106,7 +131,12 @@ def serve_store(
 
 
 def connect(
-    comm: Communicator | None = None, *, replicas: int | None = None, consistency: Any = None
+    comm: Communicator | None = None,
+    *,
+    replicas: int | None = None,
+    consistency: Any = None,
+    ticket: str | None = None,
+    worker: int | None = None,
 ) -> Store:
     """Open a store as a worker, and return it. All workers call this function.
 
@@ -115,15 +145,33 @@ def connect(
     which names them in the first case. In a job with servers the workers name them here, all the
     same; without them a store has no replicas and is "bsp".
 
+    ``ticket``: a text that ``Store.ticket`` of a running store returned. This process then joins
+    that store alone, and need not have called ``pycoll.init``. ``worker``: the rank of a worker
+    whose process has ended, and in whose place it comes; None for a new worker with a new rank.
+    ``replicas`` and ``consistency`` are those of the store, and may be left out. The worker begins
+    at the clock ``stats()["clock"]``: the servers count it in all rounds from there on. A store
+    with "bsp" takes new workers while its rounds end by ``clock()`` for all keys, and takes no
+    worker back.
+
     Returns a ``Store``. Its ``close()`` leaves it.
 
     Raises InvalidArgumentError for wrong terms and where no rank serves, MismatchError where ranks
-    pass different ones, and the errors of ``init``.
+    pass different ones, and the errors of ``init``. With a ticket, raises InvalidArgumentError
+    where the store refuses this process: other terms, another version, a worker that takes part
+    already, "bsp" without the rounds above. Raises TimeoutError where the store has ended.
 
     Cost: a connection to each server.
 
     >>> store = pycoll.ps.connect(comm)  # while rank 2 serves
     """
+    if ticket is not None:
+        _check_alone("connect", {"comm": comm})
+        return _joined_by_ticket(ticket, _wish(worker, replicas, consistency))
+    if worker is not None:
+        raise InvalidArgumentError(
+            f"worker is {worker!r} without a ticket: only a process that joins a running store by "
+            "ticket= names the worker in whose place it comes"
+        )
     used = world.world() if comm is None else comm
     served = used._served
     if served is None:
@@ -147,6 +195,67 @@ def _opened(base: Communicator, terms: Callable[[], Terms | None]) -> Store:
     agreed, links = opening.worker()
     workers = tuple(rank for rank in range(base.size) if rank not in agreed.servers)
     return Store(links, (base.rank, workers), agreed.consistency, base.timeout_s)
+
+
+def _check_alone(what: str, given: dict[str, Any]) -> None:
+    """Raise InvalidArgumentError for arguments that have no meaning next to a ticket."""
+    names = [name for name, value in given.items() if value is not None]
+    if names:
+        raise InvalidArgumentError(
+            f"{what}() was given {names[0]} and a ticket (ticket= or PYCOLL_TICKET): the ticket "
+            "names the store; leave the other one out"
+        )
+
+
+def _wish(worker: Any, replicas: Any, consistency: Any) -> Wish:
+    is_rank = isinstance(worker, int) and not isinstance(worker, bool) and 0 <= worker < RANKS_MAX
+    if worker is not None and not is_rank:
+        raise InvalidArgumentError(
+            f"worker is {worker!r}: expected None, or the rank of a worker whose process has ended"
+        )
+    word = "" if consistency is None else str(consistency_of(consistency))
+    return Wish(
+        False,
+        -1 if worker is None else worker,
+        -1 if replicas is None else checked_replicas(replicas, REPLICAS_MAX),
+        word,
+    )
+
+
+def _serve_by_ticket(ticket: str, config: Config) -> int:
+    """Join a running store as a server, and serve it until its workers have left."""
+    with arrived(ticket, Wish(True), config) as arrival:
+        terms = Terms.from_list(arrival.home.terms)
+        rank, workers = arrival.newcomer.rank, arrival.workers
+        machine = made_server(config, rank, arrival.view, workers, terms)
+        machine.gone.update(arrival.gone)
+        machine.expect(arrival.newcomer.serial)
+        server = ServerThreads(machine, arrival.links, arrival.home, is_new=True)
+    server.run()
+    return 0
+
+
+def _joined_by_ticket(ticket: str, wish: Wish) -> Store:
+    """Join a running store as a worker, and return it."""
+    config = world._settings()
+    until = time.monotonic() + config.init_timeout_s
+    with arrived(ticket, wish, config) as arrival:
+        terms = Terms.from_list(arrival.home.terms)
+        newcomer = arrival.newcomer
+        machine = made_client(config, newcomer.rank, arrival.view, terms, newcomer.first)
+        machine.expect(newcomer, arrival.servers)
+        links = WorkerLinks(machine, arrival.links, arrival.home)
+        if not links.meet(until):
+            raise TimeoutError(
+                f"servers {sorted(machine.expected)} have not connected with this worker within "
+                f"{config.init_timeout_s:g} s",
+                ranks=sorted(machine.expected),
+                operation="ps",
+            )
+        workers = tuple(sorted({newcomer.rank, *arrival.workers, *arrival.gone}))
+        store = Store(links, (newcomer.rank, workers), terms.consistency, config.timeout_s)
+        store._join()
+    return store
 
 
 def _serve_store_of_job(base: Communicator) -> Callable[[], None]:

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from pycoll.ps.consistency import Consistency
+from pycoll.ps.membership.newcomers import has_only_joined
 from pycoll.ps.messages import ALL, DROPPED, LAST, REPEATED, Kind, Message
 from pycoll.untrusted import json_object, read_json
 
@@ -150,6 +151,8 @@ class Shard:
         if update.kind is Kind.LEAVE:
             self._leave(worker)
             return Effect(0, self.version)
+        if update.kind is Kind.JOIN and update.seq > self.applied.get(worker, 0):
+            return self._join(update)
         if worker not in self.applied or worker not in self.live:
             return Effect(refusal=f"rank {worker} is no worker of this store, or was found gone")
         if update.seq <= self.applied[worker]:
@@ -186,6 +189,8 @@ class Shard:
         return Effect(0, self.version)
 
     def _version_for(self, update: Message) -> int:
+        if update.kind is Kind.JOIN:
+            return self.clocks[update.worker]
         part = self.parts.get((update.key, update.part))
         return part.version if update.kind is Kind.PUSH and part is not None else self.version
 
@@ -220,7 +225,8 @@ class Shard:
         if not self.consistency.folds:
             pushes = [push.payload]
             part.value = self.arithmetic.apply(part.rule, part.value, pushes, 1)
-        elif push.round < part.version:
+        elif push.round < max(part.version, self.clock_of(push.worker, part)):
+            # The round has ended, or this worker's earlier process has pushed in it.
             self.counts.dropped += 1
             flags = DROPPED
         else:
@@ -234,7 +240,7 @@ class Shard:
     def _leave(self, worker: int) -> None:
         if worker not in self.live:
             return
-        if not self.consistency.survives_workers:
+        if not self.consistency.survives_workers and not has_only_joined(self.applied[worker]):
             # The rounds of this shard cannot end any more; those that have ended can be read.
             self.lost = worker if self.lost is None else self.lost
             return
@@ -242,6 +248,42 @@ class Shard:
         self.epoch += 1
         self._advance_all()
         self._end_cut()
+
+    def _join(self, update: Message) -> Effect:
+        """Let a new worker take part, or a new process of one that is gone.
+
+        It begins at the version of the shard and of each part, behind all rounds in which an
+        earlier process of it has pushed.
+        """
+        worker = update.worker
+        # The news that its earlier process is gone may have been lost with a server.
+        self._leave(worker)
+        if refusal := self._refusal_of_join():
+            return Effect(refusal=refusal)
+        self.applied[worker] = update.seq
+        self.live = sorted([*self.live, worker])
+        self.clocks[worker] = self.version
+        self.cuts[worker] = self.cut
+        for part in self.parts.values():
+            part.clocks.pop(worker, None)
+            if self.consistency.folds:
+                pushed = (turn + 1 for turn, by in part.pending.items() if worker in by)
+                part.clocks[worker] = max(part.version, *pushed, 0)
+        return Effect(0, self.version)
+
+    def _refusal_of_join(self) -> str:
+        if self.lost is not None:
+            return (
+                f"rank {self.lost} is gone, and {self.consistency} needs all: open a new store, "
+                "and restore() a checkpoint there"
+            )
+        is_ahead = any(part.version > self.version for part in self.parts.values())
+        if is_ahead and not self.consistency.survives_workers:
+            return (
+                f"the store is {self.consistency}, and push_pull() ended rounds of some keys alone:"
+                " a new worker needs rounds that clock() ends for all keys"
+            )
+        return ""
 
     # Cuts and what was restored
 
@@ -255,13 +297,23 @@ class Shard:
         reached = min((self.cuts[worker] for worker in self.live), default=0)
         if self.lost is None and reached > self.cut:
             self.cut = reached
-            self.writer = self.live[0]
+            self.writer = self._first()
             if reached > self.refused[0] and any(part.pending for part in self.parts.values()):
                 self.refused = (reached, _OPEN_ROUND)
 
     def is_first(self, worker: int) -> bool:
         """Return whether the worker is the first one that takes part."""
-        return self.live[:1] == [worker]
+        return worker == self._first()
+
+    def _first(self) -> int:
+        """Return the first worker. One that has joined later follows all earlier ones, so no worker
+        loses this place while it lives."""
+        return min(self.live, key=lambda one: (self.applied[one] >> 32, one), default=-1)
+
+    @property
+    def is_cutting(self) -> bool:
+        """Whether some workers have begun a cut that others still have to begin."""
+        return any(self.is_ahead(worker) for worker in self.live)
 
     def is_ahead(self, worker: int) -> bool:
         """Return whether the worker has begun a cut that others still have to begin."""

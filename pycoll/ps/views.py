@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from pycoll.bootstrap.recovery.council import is_quorum
+from pycoll.ps.membership.newcomers import NEWCOMERS_MAX, Newcomer
 from pycoll.ps.messages import OUT, TEXT_BYTES_MAX, Kind, Message
 from pycoll.untrusted import json_object, read_json
 
@@ -24,13 +25,18 @@ _FACTS = {
     "servers": list,
     "leaving": list,
     "length": int,
+    "ranks": int,
+    "joins": int,
+    "joining": str,
 }
 #: Orders of the manager. A server takes them of the first server that it has not lost, and of no
 #: other one.
 _ORDERS = frozenset((Kind.RECALL, Kind.PROPOSE, Kind.VIEW))
+#: Words of a server about newcomers.
+_OF_NEWCOMERS = frozenset((Kind.ADMIT, Kind.JOINED, Kind.LEFT))
 #: Wishes of any peer for the manager. Another server passes them on; one that is about to manage
 #: ignores them, so callers repeat them.
-_WISHES = frozenset((Kind.DRAIN, Kind.ADD))
+_WISHES = frozenset((Kind.DRAIN, Kind.ADD, *_OF_NEWCOMERS))
 
 
 class View(NamedTuple):
@@ -39,7 +45,9 @@ class View(NamedTuple):
     ``chains``: by shard the servers that hold it; the first one takes updates, the last one
     answers. ``filling``: by shard the server that is being filled and follows the last one, or -1.
     ``servers``: those that run, in the order in which they manage. ``leaving``: those of them that
-    shall hold no shard. ``length``: the servers that each chain wants.
+    shall hold no shard. ``length``: the servers that each chain wants. ``ranks``: how many ranks
+    were given. ``joins``: how many newcomers there were. ``joining``: the one with which all
+    connect.
     """
 
     number: int
@@ -48,10 +56,14 @@ class View(NamedTuple):
     servers: tuple[int, ...]
     leaving: tuple[int, ...]
     length: int
+    ranks: int = 0
+    joins: int = 0
+    joining: Newcomer | None = None
 
     def to_bytes(self) -> bytes:
         """Return the view in the form that ``from_bytes`` reads."""
-        return json.dumps(self._asdict()).encode()
+        joining = "" if self.joining is None else self.joining.to_bytes().decode()
+        return json.dumps({**self._asdict(), "joining": joining}).encode()
 
     @classmethod
     def from_bytes(cls, text: bytes) -> View:
@@ -66,6 +78,7 @@ class View(NamedTuple):
             raise ValueError("filling is no rank for each chain")
         if not _are_whole(facts["servers"]) or not _are_whole(facts["leaving"]):
             raise ValueError("servers that are no ranks")
+        joining = facts["joining"].encode()
         return cls(
             facts["number"],
             tuple(map(tuple, chains)),
@@ -73,6 +86,9 @@ class View(NamedTuple):
             tuple(facts["servers"]),
             tuple(facts["leaving"]),
             facts["length"],
+            facts["ranks"],
+            facts["joins"],
+            Newcomer.from_bytes(joining) if joining else None,
         )
 
     def holds(self, server: int) -> bool:
@@ -84,15 +100,18 @@ def _are_whole(values: list[object]) -> bool:
     return all(type(one) is int and -1 <= one < 1 << 31 for one in values)
 
 
-def first_view(servers: Iterable[int], replicas: int) -> View:
-    """Return the view of a new store: as many shards as servers, each with ``replicas`` more."""
+def first_view(servers: Iterable[int], replicas: int, size: int = 0) -> View:
+    """Return the view of a new store: as many shards as servers, each with ``replicas`` more.
+
+    ``size``: the number of ranks, workers included; 0 where servers are the last ones.
+    """
     ranks = tuple(servers)
     length = replicas + 1
     chains = tuple(
         tuple(ranks[(first + further) % len(ranks)] for further in range(length))
         for first in range(len(ranks))
     )
-    return View(1, chains, (-1,) * len(chains), ranks, (), length)
+    return View(1, chains, (-1,) * len(chains), ranks, (), length, max(size, max(ranks) + 1))
 
 
 def refusal_to_drain(view: View, server: int) -> str:
@@ -140,6 +159,8 @@ class ViewManager:
         }
         #: By shard the member that shall give its place to another server.
         self._moving: dict[int, int] = {}
+        #: The meeting of the newest newcomer, for which a server may ask twice.
+        self._met = ""
 
     def take_over(self) -> None:
         """Decide on the first view of this manager, without the servers that are gone."""
@@ -191,6 +212,31 @@ class ViewManager:
             self._balance(server)
             self._decide(list(self.view.chains), list(self.view.filling))
 
+    def hear_of_newcomer(self, message: Message) -> None:
+        """Take the wish of a process to join, or the end of its joining.
+
+        One joins at a time: a server asks again when another one has come.
+        """
+        view = self.view
+        if message.kind is Kind.ADMIT:
+            asked = Newcomer.from_bytes(bytes(message.payload))
+            is_free = view.joining is None and view.joins < NEWCOMERS_MAX
+            if not is_free or asked.meeting == self._met:
+                return
+            self._met = asked.meeting
+            rank = view.ranks if asked.rank < 0 else asked.rank
+            made = asked._replace(serial=view.joins + 1, rank=rank)
+            ranks = max(view.ranks, rank + 1)
+            self.view = view._replace(ranks=ranks, joins=made.serial, joining=made)
+        elif view.joining is not None and view.joining.serial == message.key:
+            self.view = view._replace(joining=None)
+            if message.kind is Kind.JOINED and view.joining.serves:
+                self.add(view.joining.rank)
+                return
+        else:
+            return
+        self._decide(list(view.chains), list(view.filling))
+
     def drain(self, server: int) -> None:
         """Give the shards of a server to others; where there is no other one, it keeps them."""
         if server in self.alive and server not in self.leaving:
@@ -227,14 +273,22 @@ class ViewManager:
             staying = tuple(one for one in chain if not self._leaves(shard, one))
             if chain and filling[shard] < 0 and len(staying) < length:
                 filling[shard] = self._spare(chains, filling, chain)
+                if filling[shard] < 0 and self._moving.pop(shard, None) is not None:
+                    # Another member is gone meanwhile, so this one keeps its place.
+                    staying = tuple(one for one in chain if not self._leaves(shard, one))
             if staying and filling[shard] < 0 and shard not in self._fresh:
                 # A chain is too long if its drained member was added again meanwhile.
                 chains[shard] = staying[-length:]
                 self._moving.pop(shard, None)
         servers = tuple(self.alive)
         leaving = tuple(one for one in servers if one in self.leaving)
-        made = View(view.number + 1, tuple(chains), tuple(filling), servers, leaving, length)
-        self.view = made
+        self.view = view._replace(
+            number=view.number + 1,
+            chains=tuple(chains),
+            filling=tuple(filling),
+            servers=servers,
+            leaving=leaving,
+        )
         self._asked = set(servers)
         self._tell(Kind.PROPOSE)
 
@@ -295,6 +349,11 @@ class Voter:
         """The first server of the view that this one has not lost."""
         return next((one for one in self.view.servers if one not in self.lost), self.me)
 
+    @property
+    def running(self) -> list[int]:
+        """The other servers of the view that this one has not lost."""
+        return [one for one in self._running(self.view.servers) if one != self.me]
+
     def hear(self, source: int, message: Message) -> None:
         """Take a message about views, of a server or, if it asks to drain or add, of anybody."""
         kind = message.kind
@@ -319,7 +378,9 @@ class Voter:
         self._carry_out()
 
     def _manage(self, manager: ViewManager, source: int, message: Message) -> None:
-        if message.kind is Kind.DRAIN:
+        if message.kind in _OF_NEWCOMERS:
+            manager.hear_of_newcomer(message)
+        elif message.kind is Kind.DRAIN:
             manager.drain(message.key)
         elif message.kind is not Kind.ADD:
             manager.hear(source, message)

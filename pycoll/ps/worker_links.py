@@ -14,20 +14,26 @@ from typing import Any
 from pycoll.errors import PycollError
 from pycoll.ps.array_memory import Bytes
 from pycoll.ps.client_machine import ClientMachine, Request
+from pycoll.ps.membership.new_links import Home
+from pycoll.ps.membership.newcomers import Newcomer
 from pycoll.ps.messages import Kind, Message
 from pycoll.ps.server_links import Link
 
 #: Seconds that a caller waits at one connection before it looks at the others.
 _LOOK_S = 0.05
 _IDLE_LOOK_S = 0.25
+#: Seconds that a newcomer waits at one connection.
+_GLANCE_S = 0.005
 
 
 class WorkerLinks:
     """The connections, by server. Threads: any."""
 
-    def __init__(self, machine: ClientMachine, links: dict[int, Link]) -> None:
+    def __init__(self, machine: ClientMachine, links: dict[int, Link], home: Home) -> None:
         self.machine = machine
+        #: Each change makes a new dictionary, so that readers need no lock.
         self._links = links
+        self._home = home
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._receiving = threading.Lock()
@@ -78,20 +84,54 @@ class WorkerLinks:
                         self._links[server].send(message)
                 except PycollError:
                     self.machine.lose(server)
+        newcomers, self.machine.newcomers[:] = list(self.machine.newcomers), []
+        for newcomer in newcomers:
+            self._home.connect(newcomer, self._arrived)
         if self._threads:
             self._changed.notify_all()
+
+    def _arrived(self, newcomer: Newcomer, link: Link | None) -> None:
+        """Take the connection to a server that joins, from the thread that has made it."""
+        with self._lock:
+            if link is None:
+                self.machine.miss(newcomer)
+                self._send()
+                return
+            if self._closed:
+                link.close()
+                return
+            self._links = {**self._links, link.peer: link}
+            self.machine.arrive(newcomer)
+            self._send()
+            if self._threads:
+                thread = self._thread(link.peer, link)
+                self._threads.append(thread)
+                thread.start()
+
+    def meet(self, until: float) -> bool:
+        """On a newcomer: wait until all servers have connected with it. Return False if the time
+        ``until`` comes first."""
+        with self._receiving:
+            while self.machine.expected:
+                if time.monotonic() > until:
+                    return False
+                for server, link in self._alive():
+                    self._receive(server, link, _GLANCE_S)
+        return True
+
+    def _thread(self, server: int, link: Link) -> threading.Thread:
+        return threading.Thread(
+            target=self._run, args=(server, link), name="pycoll-store", daemon=True
+        )
 
     def receive_in_threads(self) -> None:
         """Start the threads that receive while no caller waits."""
         with self._lock:
             if self._threads or self._closed:
                 return
-            self._threads = [
-                threading.Thread(target=self._run, args=one, name="pycoll-store", daemon=True)
-                for one in self._alive()
-            ]
-        for thread in self._threads:
-            thread.start()
+            self._threads = [self._thread(*one) for one in self._alive()]
+            for thread in self._threads:
+                thread.start()
 
     def _run(self, server: int, link: Link) -> None:
         with self._receiving:

@@ -31,8 +31,8 @@ class CheckedWorld(World):
 
     shard_type = CheckedShard
 
-    def make_client(self, rank: int, view: View) -> ClientMachine:
-        return CheckedClient(rank, view, self.consistency)
+    def make_client(self, rank: int, view: View, first: int = 0) -> ClientMachine:
+        return CheckedClient(rank, view, self.consistency, first)
 
 
 class CheckedServers(World):

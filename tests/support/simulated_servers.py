@@ -17,10 +17,14 @@ from typing import Any
 
 from pycoll.ps.client_machine import ClientMachine, Request
 from pycoll.ps.consistency import Consistency
+from pycoll.ps.membership.newcomers import Newcomer, agreed_start
 from pycoll.ps.messages import Kind, Message
 from pycoll.ps.server_machine import ServerMachine
 from pycoll.ps.shard import Shard
 from pycoll.ps.views import View, first_view, is_done
+
+#: Seconds after which a newcomer that lacks a connection gives up.
+GIVES_UP_S = 5.0
 
 #: A program of a worker: it yields the requests for which it waits, or seconds for which it sleeps.
 Program = Generator["Sequence[Request] | float", None, None]
@@ -109,9 +113,17 @@ class World:
         self.waiting: dict[int, Sequence[Request]] = {}
         self.ended: set[int] = set()
         self.failed: dict[int, list[Request]] = {}
+        #: By meeting of a newcomer the server that it has met, and its program, None for a server.
+        self.meetings: dict[str, tuple[int, Callable[[int], Program] | None]] = {}
+        #: By rank of a new worker the clock at which it began.
+        self.starts: dict[int, int] = {}
+        #: By rank the serial number of its newest process; other processes have 0.
+        self.serials: dict[int, int] = {}
+        #: By newcomer and peer the serial number of the process to which the connection is.
+        self.links: dict[tuple[int, int], int] = {}
 
-    def make_client(self, rank: int, view: View) -> ClientMachine:
-        return ClientMachine(rank, view)
+    def make_client(self, rank: int, view: View, first: int = 0) -> ClientMachine:
+        return ClientMachine(rank, view, first)
 
     # Time and messages
 
@@ -145,7 +157,8 @@ class World:
         if fault is not None:
             fault()
         pair = (source, to)
-        if not {source, to} <= self.alive or pair in self.divided:
+        is_cut = pair in self.divided or not self.is_linked(source, to)
+        if not {source, to} <= self.alive or is_cut:
             return
         delay = self.random.expovariate(1 / self.slow) * self.lag.get(pair, 1.0)
         self.arrival[pair] = max(self.arrival.get(pair, 0.0), self.now + delay)
@@ -165,6 +178,8 @@ class World:
         out, machine.out[:] = list(machine.out), []
         for to, message in out:
             self.send(peer, to, message)
+        if peer in self.alive:
+            self.look_for_newcomers(peer, machine)
         if peer in self.clients:
             self.go_on(peer)
 
@@ -183,7 +198,7 @@ class World:
             ahead = self.arrival.get((rank, peer), 0.0) - self.now
             self.at(
                 max(0.0, ahead) + self.random.random() * self.slow,
-                functools.partial(self.lose, peer, rank),
+                functools.partial(self.lose, peer, rank, serial=self.serials.get(rank, 0)),
             )
 
     def divide(self, server: int, other: int) -> None:
@@ -216,11 +231,102 @@ class World:
         if not is_over and not is_done(kind, server, self.view):
             self.wish(peer, kind, server)
 
-    def lose(self, peer: int, gone: int, has_ended: bool = True) -> None:
+    def lose(self, peer: int, gone: int, has_ended: bool = True, serial: int = 0) -> None:
+        """Let a process find its connection to process ``serial`` of a rank lost."""
+        newest, own = self.serials.get(gone, 0), self.serials.get(peer, 0)
+        is_replaced = newest > serial and self.links.get((gone, peer)) == newest
+        pair = (peer, gone) if own > serial else (gone, peer)
+        if is_replaced or self.links.get(pair, 0) != max(own, serial):
+            return
         if peer in self.servers and peer in self.alive:
             self.act(peer, lambda machine: machine.lose(gone, has_ended))
         elif peer in self.alive:
             self.act(peer, lambda machine: machine.lose(gone))
+
+    # Newcomers
+
+    def invite(self, program: Callable[[int], Program] | None = None, rank: int = -1) -> None:
+        """Let a new process meet a server: a worker with a program of its rank, or a server.
+
+        ``rank``: that of the worker that comes back.
+        """
+        meeting = f"meeting {next(self.counter)}"
+        whole = [one for one in self.servers if one in self.alive and self.has_joined(one)]
+        host = self.random.choice(whole)
+        if self.servers[host].is_asking:
+            # A server receives one newcomer after another.
+            self.at(self.slow, functools.partial(self.invite, program, rank))
+            return
+        self.meetings[meeting] = host, program
+        wish = Newcomer(0, rank, program is None, meeting)
+        self.act(host, lambda machine: machine.wish(wish))
+
+    def has_joined(self, rank: int) -> bool:
+        joining = self.view.joining
+        return joining is None or joining.rank != rank
+
+    def is_linked(self, one: int, other: int) -> bool:
+        """Whether two processes are connected: the newer one has offered the place."""
+        older, newer = sorted((one, other), key=lambda rank: self.serials.get(rank, 0))
+        return older == newer or self.links.get((newer, older), 0) == self.serials.get(newer, 0)
+
+    def look_for_newcomers(self, peer: int, machine: Any) -> None:
+        joining = machine.view.joining
+        if joining is not None and self.meetings.get(joining.meeting, (None,))[0] == peer:
+            self.begin(joining, self.meetings.pop(joining.meeting)[1], machine)
+        found, machine.newcomers[:] = list(machine.newcomers), []
+        for newcomer in found:
+            self.at(self.random.random() * self.slow, functools.partial(self.link, peer, newcomer))
+
+    def begin(
+        self, newcomer: Newcomer, program: Callable[[int], Program] | None, host: ServerMachine
+    ) -> None:
+        """Begin the process of a newcomer, with what the server that it has met tells it."""
+        rank = newcomer.rank
+        self.serials[rank] = newcomer.serial
+        self.alive.add(rank)
+        if program is None:
+            made = ServerMachine(rank, host.workers, host.view, self.make)
+            made.gone = set(host.gone)
+            made.expect(newcomer.serial)
+            self.servers[rank] = made
+        else:
+            client = self.make_client(rank, host.view, newcomer.first)
+            client.expect(newcomer, [host.me, *host.voter.running])
+            self.clients[rank] = client
+            self.ended.discard(rank)
+            self.start(rank, program(rank))
+        self.at(GIVES_UP_S, functools.partial(self.give_up, newcomer))
+
+    def give_up(self, newcomer: Newcomer) -> None:
+        machine: Any = self.servers.get(newcomer.rank) or self.clients[newcomer.rank]
+        if self.serials[newcomer.rank] == newcomer.serial and machine.expected:
+            self.kill(newcomer.rank)
+
+    def link(self, peer: int, newcomer: Newcomer) -> None:
+        """Connect a process with a newcomer, once that one has begun."""
+        rank, serial = newcomer.rank, newcomer.serial
+        if peer not in self.alive:
+            return
+        if newcomer.meeting in self.meetings and self.meetings[newcomer.meeting][0] in self.alive:
+            self.at(self.slow, functools.partial(self.link, peer, newcomer))
+        elif rank in self.alive and self.serials.get(rank) == serial:
+            self.links[rank, peer] = serial
+            self.act(peer, lambda machine: machine.arrive(newcomer))
+        else:
+            self.act(peer, lambda machine: machine.miss(newcomer))
+
+    def counted(self, rank: int) -> Program:
+        """The beginning of a new worker's program: it is connected, and counted by all shards."""
+        client = self.clients[rank]
+        while client.expected:
+            yield 0.1
+        joins = [self.request(rank, Kind.JOIN, shard=one) for one in range(len(client.view.chains))]
+        yield joins
+        clock, _, told = agreed_start([one.answer for one in joins if one.answer is not None])
+        self.starts[rank] = clock
+        for message in told:
+            client.add(message)
 
     # Programs
 
@@ -247,16 +353,18 @@ class World:
                 return
             if isinstance(wanted, float):
                 self.waiting[rank] = (Request(Message(Kind.ASK), None),)
-                self.at(wanted, functools.partial(self.wake, rank))
+                self.at(wanted, functools.partial(self.wake, rank, self.serials.get(rank, 0)))
             else:
                 self.waiting[rank] = wanted
             out, client.out[:] = list(client.out), []
             for to, message in out:
                 self.send(rank, to, message)
 
-    def wake(self, rank: int) -> None:
-        self.waiting[rank] = ()
-        self.go_on(rank)
+    def wake(self, rank: int, serial: int) -> None:
+        """Let the program of process ``serial`` of a worker go on."""
+        if self.serials.get(rank, 0) == serial:
+            self.waiting[rank] = ()
+            self.go_on(rank)
 
     def load(self, rank: int, keys: Iterable[int], value: Any) -> Sequence[Request]:
         """Begin the parts of these keys; key k lies in shard k modulo the number of shards."""

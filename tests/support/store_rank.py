@@ -1,6 +1,7 @@
 """A rank of a job with a store: it serves, or counts its pushes until it is told to end.
 
     store_rank.py RANK SIZE ADDRESS SERVERS REPLICAS CONSISTENCY SECONDS HOST
+    store_rank.py WORKER SECONDS      joins the store of PYCOLL_TICKET; WORKER is -1 for a new one
 
 A worker pushes whole numbers to its own element of an array, for some seconds. It prints what the
 servers acknowledged, what they hold in the end, and the longest wait of a push.
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import faulthandler
 import json
+import os
 import sys
 import time
 
@@ -21,16 +23,24 @@ import pycoll.ps
 SECRET = "a secret of the tests"
 #: More than one part, so that each push is several messages.
 COUNT = (pycoll.ps.messages.PART_BYTES_MAX // 8) + 1000
+#: More than the ranks of any test.
+RANKS = 32
+#: Seconds between two pushes.
+PAUSE_S = float(os.environ.get("STORE_PAUSE_S", "0"))
 
 
-def work(comm: pycoll.Communicator, seconds: float) -> dict[str, object]:
+def work(store: pycoll.ps.Store, seconds: float) -> dict[str, object]:
     """Push until the time is over, wait for the other workers, and read."""
-    with pycoll.ps.connect(comm) as store:
+    with store:
+        rank = store.rank
         store.init("count", np.zeros(COUNT, np.int64))
-        store.init("done", np.zeros(comm.size, np.int64))
+        store.init("done", np.zeros(RANKS, np.int64))
+        before = store.pull("count")
         print("ready", flush=True)
+        if rank == 0:
+            print(f"ticket {store.ticket()}", flush=True)
         own = np.zeros(COUNT, np.int64)
-        own[[comm.rank, -1 - comm.rank]] = 1
+        own[[rank, -1 - rank]] = 1
         acknowledged, longest = 0, 0.0
         until = time.monotonic() + seconds
         while time.monotonic() < until:
@@ -38,24 +48,27 @@ def work(comm: pycoll.Communicator, seconds: float) -> dict[str, object]:
             store.push("count", own)
             longest = max(longest, time.monotonic() - begun)
             acknowledged += 1
+            time.sleep(PAUSE_S)
             store.clock()
-        mine = np.zeros(comm.size, np.int64)
-        mine[comm.rank] = 1
+        mine = np.zeros(RANKS, np.int64)
+        mine[rank] = 1
         store.push("done", mine)
-        value = store.pull("count")
+        value = store.pull("count") - before
         facts = store.stats()
-        gone = sorted({rank for one in facts["shards"] for rank in one["gone"]})
-        while store.pull("done").sum() < len(store.workers) - len(gone):
+        gone = sorted({one for shard in facts["shards"] for one in shard["gone"]})
+        while not all(store.pull("done")[int(one)] for one in facts["shards"][0]["clocks"]):
             time.sleep(0.02)
             # The others may still push, and must not wait for this worker's clock.
             store.clock()
-            gone = sorted({rank for one in store.stats()["shards"] for rank in one["gone"]})
+            facts = store.stats()
+            gone = sorted({one for shard in facts["shards"] for one in shard["gone"]})
         return {
-            "rank": comm.rank,
+            "rank": rank,
             "acknowledged": acknowledged,
-            "held": [int(value[comm.rank]), int(value[-1 - comm.rank])],
+            "held": [int(value[rank]), int(value[-1 - rank])],
             "longest": longest,
             "view": facts["view"],
+            "chains": [one["chain"] for one in facts["shards"]],
             "gone": gone,
             "transports": sorted(set(facts["servers"].values())),
         }
@@ -64,6 +77,12 @@ def work(comm: pycoll.Communicator, seconds: float) -> dict[str, object]:
 def main() -> None:
     # A rank that hangs says where, ahead of the test's own deadline.
     faulthandler.dump_traceback_later(60)
+    if "PYCOLL_TICKET" in os.environ:
+        worker = int(sys.argv[1])
+        ticket = os.environ["PYCOLL_TICKET"]
+        store = pycoll.ps.connect(ticket=ticket, worker=None if worker < 0 else worker)
+        print(json.dumps(work(store, float(sys.argv[2]))), flush=True)
+        return
     rank, size = int(sys.argv[1]), int(sys.argv[2])
     servers = [int(one) for one in sys.argv[4].split(",")]
     comm = pycoll.init(
@@ -79,7 +98,7 @@ def main() -> None:
             pycoll.ps.serve_store(comm, servers, replicas=int(sys.argv[5]), consistency=consistency)
             print(json.dumps({"rank": rank, "served": True}), flush=True)
         else:
-            print(json.dumps(work(comm, float(sys.argv[7]))), flush=True)
+            print(json.dumps(work(pycoll.ps.connect(comm), float(sys.argv[7]))), flush=True)
     except pycoll.PycollError as error:
         facts = {"rank": rank, "error": type(error).__name__, "text": str(error)}
         print(json.dumps({**facts, "at": error.rank}), flush=True)

@@ -160,10 +160,11 @@ def _write(writer: CheckpointWriter, shards: Sequence[KeptShard], store: Store) 
         elif not name.startswith(NOTES):
             keys.append(_write_key(writer, shards, name, Placed.from_text(text, len(shards))))
     facts = [one.facts for one in shards]
-    gone = {rank for rank in store.workers if not all(rank in one["live"] for one in facts)}
+    # Workers may have joined since this one opened the store.
+    workers = sorted({int(rank) for one in facts for rank in one["clocks"]})
+    gone = {rank for rank in workers if not all(rank in one["live"] for one in facts)}
     clocks = [
-        None if rank in gone else min(one["clocks"][str(rank)] for one in facts)
-        for rank in store.workers
+        None if rank in gone else min(one["clocks"][str(rank)] for one in facts) for rank in workers
     ]
     writer.finish(
         {

@@ -93,7 +93,7 @@ class CheckedShard(Shard):
             self.applied[update.worker] = max(newest, update.seq)
             return Effect(refusal=self._values.violation)
         is_member = update.worker in self.live and update.worker in self._newest
-        counts = is_member and update.kind is not Kind.LEAVE
+        counts = is_member and update.kind not in (Kind.LEAVE, Kind.JOIN)
         try:
             if counts:
                 self._note(update)
@@ -101,8 +101,8 @@ class CheckedShard(Shard):
             if counts:
                 self._check_once(update, effect)
             self._check_versions()
-            if update.kind is Kind.RESTORE:
-                # The clocks of a checkpoint come at once.
+            if update.kind in (Kind.RESTORE, Kind.JOIN):
+                # The clocks of a checkpoint come at once, and those of a new process begin.
                 self._begin_record()
         except _ViolationError as error:
             self._values.violation = str(error)
@@ -217,8 +217,8 @@ class CheckedShard(Shard):
 class CheckedClient(ClientMachine):
     """A worker that checks its own clocks, and what servers answer."""
 
-    def __init__(self, me: int, view: View, consistency: Consistency) -> None:
-        super().__init__(me, view)
+    def __init__(self, me: int, view: View, consistency: Consistency, first: int = 0) -> None:
+        super().__init__(me, view, first)
         self._consistency = consistency
         self._ended: dict[int, int] = {}
         self._ended_parts: dict[PartName, int] = {}

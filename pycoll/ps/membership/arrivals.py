@@ -1,0 +1,163 @@
+"""A process that joins a running store: it meets a server, and all others connect with it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from pycoll import __version__
+from pycoll.bootstrap.deadline import Deadline
+from pycoll.bootstrap.discovery.network import listen_in_range
+from pycoll.bootstrap.rendezvous.meeting import Meeting, offer, place_of
+from pycoll.bootstrap.rendezvous.store import StoreExchange
+from pycoll.config import Config
+from pycoll.errors import InvalidArgumentError, PycollError, TimeoutError
+from pycoll.ps.membership.entrance import job_of
+from pycoll.ps.membership.new_links import Home, purpose_of
+from pycoll.ps.membership.newcomers import VERSION, Newcomer, read_ticket
+from pycoll.ps.server_links import Circle, Link
+from pycoll.ps.views import View
+from pycoll.untrusted import json_object, read_json
+
+#: The answer of a server to a newcomer. ``servers`` and ``workers`` run, ``gone`` are workers that
+#: have left.
+_TOLD = {
+    "refused": str,
+    "newcomer": str,
+    "view": str,
+    "servers": list,
+    "workers": list,
+    "gone": list,
+    "terms": list,
+    "tuning": str,
+    "oversubscription": float,
+}
+#: The longest pause of a process that meets another newcomer at a server, in seconds.
+_PAUSE_S = 0.2
+
+
+class Wish(NamedTuple):
+    """The wish of a process: to serve, or to work as ``rank``, -1 for a new worker.
+
+    ``replicas`` and ``consistency``: the terms that it expects; -1 and empty for any.
+    """
+
+    serves: bool
+    rank: int = -1
+    replicas: int = -1
+    consistency: str = ""
+
+
+class Arrival(NamedTuple):
+    """A process that is connected with the others. ``links``: by the rank of the peer."""
+
+    newcomer: Newcomer
+    view: View
+    servers: list[int]
+    workers: list[int]
+    gone: list[int]
+    home: Home
+    links: dict[int, Link]
+
+
+@contextlib.contextmanager
+def arrived(ticket: Any, wish: Wish, config: Config) -> Iterator[Arrival]:
+    """Join the store of a ticket, and give the connections. An error inside the block closes them.
+
+    Raises InvalidArgumentError for a wrong ticket and where the store refuses this process,
+    TimeoutError where the store has ended, or a process of it has not connected in time.
+    """
+    name, text = read_ticket(ticket)
+    try:
+        meeting = Meeting.from_bytes(text.encode())
+    except ValueError as error:
+        raise InvalidArgumentError(f"the ticket of store {name} names no place: {error}") from None
+    limit = Deadline(config.init_timeout_s)
+    with contextlib.ExitStack() as undo:
+        listener = undo.enter_context(listen_in_range(None, config.port_range))
+        own = offer(config, listener, b"")
+        told = _meet(name, meeting, _asked(wish, own), config, limit)
+        newcomer = Newcomer.from_bytes(told["newcomer"].encode())
+        circle = Circle(
+            newcomer.rank,
+            config,
+            meeting.secret,
+            told["tuning"],
+            told["oversubscription"],
+            {newcomer.rank: own},
+        )
+        workers = told["workers"] if newcomer.serves else []
+        links: dict[int, Link] = {}
+        for peer in [*told["servers"], *workers]:
+            links[peer] = _link(circle, newcomer, peer, listener, limit)
+            undo.callback(links[peer].close)
+        view = View.from_bytes(told["view"].encode())
+        home = Home(name, told["terms"], circle._replace(meetings={}))
+        people = told["servers"], told["workers"], told["gone"]
+        yield Arrival(newcomer, view, *people, home, links)
+        undo.pop_all()
+        listener.close()
+
+
+def _asked(wish: Wish, own: Meeting) -> bytes:
+    newcomer = Newcomer(0, wish.rank, wish.serves, own.to_bytes().decode())
+    facts = {
+        "version": VERSION,
+        "package": __version__,
+        "newcomer": newcomer.to_bytes().decode(),
+        "replicas": wish.replicas,
+        "consistency": wish.consistency,
+    }
+    return json.dumps(facts).encode()
+
+
+def _meet(
+    name: str, meeting: Meeting, asked: bytes, config: Config, limit: Deadline
+) -> dict[str, Any]:
+    """Tell a server what this process wants, and return the answer."""
+    job = job_of(name)
+    while True:
+        place = place_of(meeting, config)
+        try:
+            exchange = StoreExchange(place, meeting.secret, job, 1, 2, limit)
+        except TimeoutError as error:
+            raise TimeoutError(
+                f"no server of store {name} answers within {limit.seconds:g} s: the store has "
+                f"ended, or the server that gave the ticket; take a new ticket ({error})",
+                operation="ps",
+            ) from None
+        try:
+            exchange.all_gather(asked)
+            answer = read_json(exchange.all_gather(b"{}")[0])
+            exchange.close()
+        except PycollError:
+            # Another newcomer meets the server now.
+            exchange.abandon()
+            if limit.passed():
+                raise
+            time.sleep(min(random.random() * _PAUSE_S, limit.remaining()))
+            continue
+        if isinstance(answer, dict) and set(answer) == {"refused"}:
+            raise InvalidArgumentError(
+                f"store {name} does not let this process in: {answer['refused']}", operation="ps"
+            )
+        return json_object(answer, _TOLD)
+
+
+def _link(
+    circle: Circle, newcomer: Newcomer, peer: int, listener: socket.socket, limit: Deadline
+) -> Link:
+    try:
+        comm = circle.link(circle.rank, peer, purpose_of(newcomer), listener, limit)
+    except PycollError as error:
+        error.args = (
+            f"rank {peer} of the store has not connected with this process, which joins as rank "
+            f"{circle.rank}: {error}; a worker connects in its next call",
+        )
+        raise
+    return Link(comm, peer)

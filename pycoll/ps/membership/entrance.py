@@ -1,0 +1,114 @@
+"""The place where processes with a ticket meet a server of a running store."""
+
+from __future__ import annotations
+
+import json
+import select
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from pycoll import __version__
+from pycoll.bootstrap.deadline import Deadline
+from pycoll.bootstrap.discovery.network import listen_in_range
+from pycoll.bootstrap.rendezvous.meeting import offer
+from pycoll.bootstrap.rendezvous.store import serve_store
+from pycoll.errors import PycollError
+from pycoll.ps.membership.new_links import Home
+from pycoll.ps.membership.newcomers import VERSION, Newcomer, make_ticket
+from pycoll.untrusted import json_object, read_json
+
+#: The members of a newcomer's first message. ``replicas`` and ``consistency``: the terms that it
+#: expects, -1 and empty for any.
+WISH = {
+    **{"version": int, "package": str, "newcomer": str},
+    **{"replicas": int, "consistency": str},
+}
+#: Seconds between two looks whether the server has ended.
+_LOOK_S = 0.25
+#: Seconds that one newcomer may take, so that others get their turn.
+_PATIENCE_S = 30.0
+
+
+class Entrance:
+    """Receives newcomers, one after another. The owner closes it.
+
+    ``admit``: lets a process in and returns what the server tells it; a thread of this object calls
+    it. It raises the errors by which the process is refused.
+    """
+
+    def __init__(self, home: Home, admit: Callable[[Newcomer], dict[str, Any]]) -> None:
+        self._home = home
+        self._admit = admit
+        self._closed = False
+        config = home.circle.config
+        self._listener = listen_in_range(None, config.port_range)
+        try:
+            meeting = offer(config, self._listener, home.circle.key)
+        except BaseException:
+            self._listener.close()
+            raise
+        #: The text by which a process finds this place. It is secret.
+        self.ticket = make_ticket(home.name, meeting.to_bytes().decode())
+        self._thread = threading.Thread(target=self._run, name="pycoll-entrance", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._closed:
+            ready, _, _ = select.select([self._listener], [], [], _LOOK_S)
+            try:
+                if ready:
+                    self._receive()
+            except (PycollError, OSError, ValueError):
+                # The process has the error, too, or was none of this store.
+                continue
+        self._listener.close()
+
+    def _receive(self) -> None:
+        limit = Deadline(_PATIENCE_S)
+        job = job_of(self._home.name)
+        key = self._home.circle.key
+        exchange = serve_store(self._listener.dup(), job, key, job, 2, limit)
+        try:
+            wish = exchange.all_gather(b"{}")[1]
+            exchange.all_gather(json.dumps(self._answer(wish)).encode())
+        except BaseException:
+            exchange.abandon()
+            raise
+        exchange.close()
+
+    def _answer(self, wish: bytes) -> dict[str, Any]:
+        try:
+            said = json_object(read_json(wish), WISH)
+            if refusal := self._refusal(said):
+                return {"refused": refusal}
+            return {"refused": "", **self._admit(Newcomer.from_bytes(said["newcomer"].encode()))}
+        except (PycollError, ValueError) as error:
+            return {"refused": str(error) or type(error).__name__}
+
+    def _refusal(self, said: dict[str, Any]) -> str:
+        if said["version"] != VERSION:
+            return (
+                f"the store speaks version {VERSION} (pycoll {__version__}), this process "
+                f"version {said['version']} (pycoll {said['package'][:64]}): install the same "
+                "pycoll everywhere"
+            )
+        _, replicas, consistency = self._home.terms
+        wanted = (said["replicas"], said["consistency"])
+        if wanted[0] not in (-1, replicas) or wanted[1] not in ("", consistency):
+            asked = "" if wanted[0] < 0 else f"replicas={wanted[0]} "
+            return (
+                f"the store has replicas={replicas} and consistency {consistency}, this process "
+                f"expects {asked}{wanted[1][:64]}".rstrip()
+                + ": leave them out, or pass the store's"
+            )
+        return ""
+
+    def close(self) -> None:
+        """Let nobody in any more."""
+        self._closed = True
+
+
+def job_of(name: str) -> str:
+    """Return the name under which newcomers of a store meet its servers."""
+    return f"entrance of store {name}"
