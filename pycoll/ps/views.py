@@ -319,8 +319,8 @@ class Voter:
     """A server's part in decisions about views. ``me``: its rank.
 
     ``view``: the one that holds; the owner looks at it after each call. ``accepted``: the newest
-    one that this server has accepted. While it is newer, the server answers in no view. ``out``
-    collects messages as (server, message).
+    one that this server has accepted. While it is newer, the owner lets the shards rest whose
+    servers it changes. ``out`` collects messages as (server, message).
 
     A server that has lost too many others without a sign of their end stops: they may run on
     together and decide. So at most one part of a divided store goes on.
@@ -463,6 +463,9 @@ class Voter:
             self.accepted = view
             self.out.append((source, Message(Kind.ACCEPTED, view=view.number)))
         elif order.kind is Kind.VIEW and view.number > self.view.number:
+            # The manager may not reach a server that this one reaches.
+            left_out = {*self.view.servers} - {*view.servers, *self.lost}
+            self.out += [(one, Message(Kind.UNMANAGED, flags=OUT)) for one in sorted(left_out)]
             self.view = view
             self.accepted = max(self.accepted, view, key=lambda one: one.number)
 
