@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/assert.h"
 #include "cuda_fake_api.h"
 
 namespace pycoll::testing::fake {
