@@ -1,4 +1,5 @@
-"""Lightning and Accelerate over the backend, on two CPU processes, without an import of pycoll."""
+"""Lightning, Accelerate and Transformers over the backend, on two CPU processes, without an import
+of pycoll."""
 
 from __future__ import annotations
 
@@ -9,10 +10,10 @@ from pathlib import Path
 import pytest
 from engine_programs import ROOT, Program, needs
 
-needs("lightning", "accelerate")
+needs("lightning", "accelerate", "transformers")
 
 PAGE = (ROOT / "docs" / "guides" / "trainers.md").read_text()
-LIGHTNING, ACCELERATE = re.findall(r"```python\n(.*?)```", PAGE, re.S)
+LIGHTNING, ACCELERATE, TRANSFORMERS = re.findall(r"```python\n(.*?)```", PAGE, re.S)
 RUN = (sys.executable, "-m", "pycoll", "run", "-n", "2")
 FABRIC = """
 import torch
@@ -59,6 +60,17 @@ def test_fabric_takes_the_name(program: Program, tmp_path: Path) -> None:
 
 def test_accelerate_keeps_a_group_that_exists(program: Program, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(ACCELERATE)
+    program(*RUN, "train.py")
+
+
+def test_transformers_keeps_a_group_that_exists(program: Program, tmp_path: Path) -> None:
+    """The ranks' data differ, and their weights agree at the end."""
+    check = (
+        "every = [torch.zeros(1, 4) for _ in range(2)]\n"
+        "dist.all_gather(every, model.layer.weight.detach())\n"
+        "assert torch.equal(*every)\n"
+    )
+    (tmp_path / "train.py").write_text(TRANSFORMERS + check)
     program(*RUN, "train.py")
 
 
