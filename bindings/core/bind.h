@@ -35,6 +35,7 @@ void bind_communicator(py::module_& module);
 void bind_native_calls(py::module_& module);
 void bind_kernels(py::module_& module);
 void bind_composed_kernels(py::module_& module);
+void bind_row_kernels(py::module_& module);
 void bind_simulation(py::module_& module);
 void bind_xla(py::module_& module);
 void bind_devices(py::module_& module);

@@ -18,6 +18,7 @@ PYBIND11_MODULE(_core, module) {
   bindings::bind_kernels(module);
   bindings::bind_codec(module);
   bindings::bind_composed_kernels(module);
+  bindings::bind_row_kernels(module);
   bindings::bind_simulation(module);
   bindings::bind_xla(module);
   bindings::bind_devices(module);

@@ -24,6 +24,8 @@ from pycoll.ps.membership.newcomers import agreed_start
 from pycoll.ps.messages import ALL, LAST, MAKES, NOW, PULLS, Kind, Message
 from pycoll.ps.placement import Placed, Placement
 from pycoll.ps.shard_arrays import MEAN, SUM, is_stepped, rule_of
+from pycoll.ps.values.reused_memory import ReusedMemory
+from pycoll.ps.values.row_cache import check_cache
 from pycoll.ps.values.row_table import PlacedTable, Table
 from pycoll.ps.values.row_terms import FRACTIONS, TABLE_TYPES, checked_table
 from pycoll.ps.values.server_optimizers import Optimizer
@@ -36,6 +38,8 @@ from pycoll.types import DType, check_timeout
 KEY_BYTES_MAX = 1024
 #: A name in shard 0 that no store writes.
 _NOBODY = b"\x02first"
+#: The bytes of rows of each size that wait for their next use.
+_ROWS_BYTES = 64 << 20
 #: Seconds between two looks at the view while a server is drained or added, and after how many of
 #: them the wish is told again, since the view manager may be gone.
 _LOOK_S, _LOOKS = 0.01, 20
@@ -104,6 +108,8 @@ class Store:
         self._clock = 0
         self._shards = len(links.machine.view.chains)
         self._placement = Placement(self._shards)
+        #: Of rows on their way, for all tables.
+        self._memory = ReusedMemory(_ROWS_BYTES)
         #: The number of the newest checkpoint in which this worker took part.
         self._cuts = 0
         #: The checkpoint that was restored, in the words of the caller, or an empty text.
@@ -209,13 +215,21 @@ class Store:
         dtype: str = "float32",
         init: str = "zeros",
         seed: int = 0,
+        cache_rows: int = 0,
     ) -> Table:
         """Return a table of rows, each of ``dim`` elements; the first call on all workers makes it.
 
         ``rows``: how many, with ids from 0; None for any ids below 2**62. Servers keep the rows
         that were pushed. ``dtype``: "float32", "float64", "int32" or "int64". ``init``: the
         elements of a row before any push: "zeros", "normal:DEVIATION" or "uniform:BOUND" (from
-        -BOUND to BOUND). They depend on ``seed`` and the id alone.
+        -BOUND to BOUND). They depend on ``seed`` and the id alone. ``cache_rows``: at most so many
+        rows that this worker used most stay here, and pulls take them without a message; 0 for
+        none. Workers may pass different numbers.
+
+        A row that stays is answered as long as the consistency allows: with "bsp" and Backup within
+        a round, with SSP(s) until its version is s clocks old, with "asp" until this worker's next
+        ``clock``, and in at most 16 pulls. Pulls see this worker's own pushes as ever; rows that an
+        optimizer steps are pulled again after them.
 
         Returns a ``Table``. Rows are spread over the servers by a hash of their ids.
 
@@ -235,6 +249,7 @@ class Store:
             words = ", ".join(repr(one.word) for one in TABLE_TYPES)
             raise InvalidArgumentError(f"dtype is {dtype!r}: expected one of {words}")
         terms = checked_table(word, rows, dim, init, seed)
+        check_cache(cache_rows)
         known = self._tables.get(name)
         what = f"table {name!r}"
         kind: type[PycollError] = InvalidArgumentError
@@ -256,7 +271,13 @@ class Store:
             kind = MismatchError
         if placed.terms != terms:
             raise kind(f"{what} with {terms}: the store has {placed.terms}")
-        return self._tables.setdefault(name, Table(self, name, placed, self._shards))
+        made = self._tables.setdefault(name, Table(self, name, placed, cache_rows))
+        if made.cache_rows != cache_rows:
+            raise InvalidArgumentError(
+                f"cache_rows is {cache_rows} for {what}, which keeps {made.cache_rows} rows: pass "
+                "the number of the first call"
+            )
+        return made
 
     def set_optimizer(self, optimizer: Optimizer, key: str | None = None) -> None:
         """Let the servers step by an optimizer, where pushes were added: a push is a gradient.
@@ -614,9 +635,11 @@ class Store:
         """Return what the servers and this worker count.
 
         Returns a dict: "consistency", "clock" and "dropped" of this worker, "view", "servers" (the
-        transport to each), "keys", "tables" (the rows that this worker used most), and "shards": of
-        each its chain, clocks, version, workers that are gone, and the counts of pushes, dropped
-        and repeated ones, rounds, and waiting requests.
+        transport to each), "keys", "tables" (the rows that this worker used most), "caches" (of
+        tables with ``cache_rows``: rows that are kept and their bytes, pulled rows that these
+        answered, "hits", or did not, "misses"), and "shards": of each its chain, clocks, version,
+        workers that are gone, and the counts of pushes, dropped and repeated ones, rounds, and
+        waiting requests.
 
         Raises PeerLostError and TimeoutError. Cost: a short message to each shard.
 
@@ -636,6 +659,7 @@ class Store:
             "servers": self._links.transports,
             "keys": {key: list(one.placed.shards) for key, one in self._keys.items()},
             "tables": {name: one.hot() for name, one in self._tables.items()},
+            "caches": {name: one.cache.counts() for name, one in self._tables.items() if one.cache},
             "shards": shards,
         }
 
@@ -661,6 +685,11 @@ class Store:
                 f"shard {one['shard']}: {chain}; {_counted(one['parts'], 'part')}; "
                 f"{one['pushes']} pushes, {one['dropped']} dropped; "
                 f"clocks {clocks}{gone}; {one['waiting']} wait"
+            )
+        for name, one in facts["caches"].items():
+            lines.append(
+                f"table {name!r}: {one['kept']} of at most {one['most']} rows are kept here, and "
+                f"answered {one['hits']} of {one['hits'] + one['misses']} pulled rows"
             )
         return "\n".join(lines)
 

@@ -107,6 +107,8 @@ DROPPED = 2
 REPEATED = 4
 #: Flags of an UNMANAGED: the view of its sender goes on without its receiver.
 OUT = 1
+#: Flags of a DONE: an optimizer has stepped by the push, so its worker does not know the value.
+STEPPED = 16
 #: Flags of any message: the payload follows as a message of its own.
 APART = 128
 

@@ -28,6 +28,7 @@ from pycoll.comm.communicator import Communicator
 from pycoll.config import WORKER, Config
 from pycoll.errors import InvalidArgumentError, PycollError, TransportError
 from pycoll.ps.messages import HEAD_BYTES, Message, pack_into, unpack
+from pycoll.ps.values.reused_memory import ReusedMemory
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -43,6 +44,8 @@ _AGAIN_S = 0.01
 _SIGNS_OF_AN_END = ("closed", "ended", "is gone", "reset by")
 #: Segments are counted modulo 2**32 on the wire.
 _COUNT = 0xFFFFFFFF
+#: The bytes of payloads that a connection keeps for the next ones.
+_RECEIVED_BYTES = 16 << 20
 #: Buffers of so many lengths are kept for reuse.
 _LENGTHS_MAX = 8
 #: By length a buffer for a message, and its view for the native module.
@@ -71,6 +74,7 @@ class Link:
         self._told = 0
         self._out: _Buffers = {}
         self._in: _Buffers = {}
+        self._memory = ReusedMemory(_RECEIVED_BYTES)
 
     @property
     def transport(self) -> str:
@@ -138,7 +142,7 @@ class Link:
         memory = place(message, nbytes) if nbytes else None
         if apart:
             if memory is None:
-                memory = np.empty(nbytes, np.uint8)
+                memory = self._memory.take(nbytes)
             self._native.recv(_core.view(memory), self._other, _PAYLOAD_TAG, False)
         elif memory is not None and payload is not None:
             memory.data[:] = payload

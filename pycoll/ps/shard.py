@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 from pycoll.ps.consistency import Consistency
 from pycoll.ps.membership.newcomers import has_only_joined
-from pycoll.ps.messages import ALL, DROPPED, LAST, REPEATED, Kind, Message
+from pycoll.ps.messages import ALL, DROPPED, LAST, REPEATED, STEPPED, Kind, Message
 from pycoll.untrusted import json_object, read_json
 
 #: The most names of a shard's texts.
@@ -43,6 +43,9 @@ class Arithmetic(Protocol):
 
         The value that was passed is not used again. An earlier result of ``read`` stays as it is.
         """
+
+    def steps(self, value: Any) -> bool:
+        """Return whether an optimizer steps the value by what is pushed."""
 
     def set_optimizer(self, rule: int, value: Any, form: Any) -> Any:
         """Return the value that steps by the optimizer of this form.
@@ -225,6 +228,7 @@ class Shard:
         if not self.consistency.folds:
             pushes = [push.payload]
             part.value = self.arithmetic.apply(part.rule, part.value, pushes, 1)
+            flags = STEPPED if self.arithmetic.steps(part.value) else 0
         elif push.round < max(part.version, self.clock_of(push.worker, part)):
             # The round has ended, or this worker's earlier process has pushed in it.
             self.counts.dropped += 1

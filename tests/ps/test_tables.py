@@ -104,7 +104,7 @@ def test_repeated_ids_are_summed_in_their_order(distinct_ids: int, dim: int) -> 
     for one, row in zip(ids, rows, strict=True):
         expected[int(one)] = expected[int(one)] + row if int(one) in expected else row
     found_ids, found = sum_rows(ids, rows)
-    assert found_ids.tolist() == sorted(expected)
+    assert found_ids.tolist() == list(expected)
     for one, row in zip(found_ids, found, strict=True):
         assert row.tobytes() == expected[int(one)].tobytes()
 
@@ -190,12 +190,12 @@ def test_wrong_pushes_and_pulls_are_refused() -> None:
     row = np.ones((1, DIM), np.float32)
     for payload in (
         *(None, b"", push([1], row)[:-1], push([-1], row), push([100], row)),
-        *(push([2, 2], row.repeat(2, 0)), push([3, 2], row.repeat(2, 0))),
+        *(push([2, -1], row.repeat(2, 0)), push([100, 2], row.repeat(2, 0))),
     ):
         assert VALUES.refusal(RULE, value, payload) != ""
     assert VALUES.refusal(RULE, value, push([0, 99], row.repeat(2, 0))) == ""
-    for wrong in ([-1], [100], [2, 1], [5, 5]):
-        with pytest.raises(ValueError, match="ids that are not rising from 0 to 99"):
+    for wrong in ([-1], [100], [2, -1, 5], [100, 5]):
+        with pytest.raises(ValueError, match="ids that are not all from 0 to 99"):
             asked(value, wrong)
     with pytest.raises(ValueError, match="without ids"):
         VALUES.read(RULE, value, None)
@@ -259,7 +259,7 @@ def test_the_most_frequent_ids_are_found_in_bounded_memory() -> None:
     assert set(found) >= set(ids[order[:8]].tolist()), "the ranks 9 and 10 may be close"
     for one, count in zip(ids[order[:8]], counts[order[:8]], strict=True):
         assert count - len(trace) / 256 <= found[int(one)] <= count
-    assert hot.seen == len(trace) and len(hot._ids) <= 256
+    assert hot.seen == len(trace) and len(hot.top(1 << 20)) < 2 * 256
 
 
 # On a simulated network

@@ -42,6 +42,9 @@ class Masks:
     def apply(self, rule: int, value: int, pushes: Sequence[int], workers: int) -> int:
         return value + sum(pushes)
 
+    def steps(self, value: int) -> bool:
+        return False
+
     def set_optimizer(self, rule: int, value: int, form: bytes) -> int:
         return value
 

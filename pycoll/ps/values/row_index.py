@@ -1,13 +1,16 @@
-"""Where the rows of a table lie: a hash table of ids in NumPy arrays."""
+"""Where the rows of a table lie: a hash table in NumPy arrays, which native code searches."""
 
 from __future__ import annotations
 
-from typing import Any
+import threading
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from pycoll import _core
 from pycoll.arrays.hashes import hashes
+from pycoll.ps.values.reused_memory import ReusedMemory
 
 Ids = npt.NDArray[np.int64]
 Places = npt.NDArray[np.int64]
@@ -17,22 +20,51 @@ _FIRST_SLOTS = 1 << 10
 ROWS_MAX = (1 << 31) - 1
 
 
+#: The memory of the results of ``spread_ids``.
+_SPREADS = ReusedMemory(8 << 20)
+
+
 def shards_of(ids: Any, shards: int) -> npt.NDArray[np.int64]:
     """Return the shard that holds each row. The bits used here are not those of ``RowIndex``."""
     found: npt.NDArray[np.uint64] = (hashes(ids) >> np.uint64(32)) % np.uint64(shards)
     return found.astype(np.int64)
 
 
+class SpreadIds(NamedTuple):
+    """Ids without repeats, by shard, and within a shard in the order in which they occur first.
+
+    ``different``: these ids. ``places``: of each given id its index there. ``firsts``: of each
+    different id the index at which it was given first. ``bounds``: where the ids of each shard
+    begin, and the end of all.
+    """
+
+    different: Ids
+    places: Places
+    firsts: Places
+    bounds: list[int]
+
+
+def spread_ids(ids: Ids, shards: int) -> SpreadIds:
+    """Return the different ones of some ids by the shards of ``shards_of``."""
+    memory = _SPREADS.take(3 * ids.nbytes).view(np.int64).reshape(3, -1)
+    different, places, firsts = memory
+    bounds = np.empty(shards + 1, np.int64)
+    slots = _SPREADS.take(4 << (2 * len(ids)).bit_length()).view(np.int32)
+    results = (_core.view(one) for one in (different, places, firsts, bounds, slots))
+    count = _core.spread_ids(_core.view(ids), shards, *results)
+    return SpreadIds(different[:count], places, firsts[:count], bounds.tolist())
+
+
 class RowIndex:
     """Gives each id a place, 0, 1, 2 and so on. ``count``: how many have one.
 
-    Memory: 8 bytes for each id and 4 for each slot; at most 7 of 10 slots are taken.
+    Memory: 8 bytes for each id and each slot; at most 7 of 8 slots are taken.
     """
 
     def __init__(self, expected: int = 0) -> None:
         self.count = 0
         self._ids = np.empty(max(16, expected), np.int64)
-        self._slots = np.full(_FIRST_SLOTS, -1, np.int32)
+        self._slots = np.full(_FIRST_SLOTS, -1, np.int64)
         if expected:
             self._grow(expected)
 
@@ -43,44 +75,22 @@ class RowIndex:
 
     def find(self, ids: Ids) -> Places:
         """Return the place of each id, and -1 for unknown ones."""
-        places = np.full(len(ids), -1, np.int64)
-        left = np.arange(len(ids))
-        mask = len(self._slots) - 1
-        slots = self._first(ids)
-        while left.size:
-            found = self._slots[slots]
-            taken = found >= 0
-            left, slots, found = left[taken], slots[taken], found[taken]
-            same = self._ids[found] == ids[left]
-            places[left[same]] = found[same]
-            other = ~same
-            left, slots = left[other], (slots[other] + 1) & mask
+        places = np.empty(len(ids), np.int64)
+        views = _core.view(self._slots), _core.view(self._ids)
+        _core.find_rows(*views, self.count, _core.view(ids), _core.view(places))
         return places
 
     def add(self, ids: Ids) -> Places:
-        """Give ids a place that have none; they are different. Return the places."""
-        total = self.count + len(ids)
-        if total > len(self._ids) or total * 10 > len(self._slots) * 7:
-            self._grow(total)
-        places = np.arange(self.count, total)
-        self._ids[self.count : total] = ids
-        self.count = total
-        self._insert(ids, places)
+        """Return the place of each id; unknown ones get the next places, in their order."""
+        places = self.find(ids)
+        unknown = int(np.count_nonzero(places < 0))
+        if unknown:
+            total = self.count + unknown
+            if total > len(self._ids) or total * 8 > len(self._slots) * 7:
+                self._grow(total)
+            views = _core.view(self._slots), _core.view(self._ids)
+            self.count = _core.add_ids(*views, self.count, _core.view(ids), _core.view(places))
         return places
-
-    def _first(self, ids: Ids) -> Places:
-        slots: npt.NDArray[np.uint64] = hashes(ids) & np.uint64(len(self._slots) - 1)
-        return slots.astype(np.int64)
-
-    def _insert(self, ids: Ids, places: Places) -> None:
-        mask = len(self._slots) - 1
-        slots = self._first(ids)
-        while places.size:
-            free = self._slots[slots] < 0
-            self._slots[slots[free]] = places[free]
-            # Of several ids at one slot the last has it now; the others go on to the next slot.
-            open_ones = self._slots[slots] != places
-            places, slots = places[open_ones], (slots[open_ones] + 1) & mask
 
     def _grow(self, total: int) -> None:
         if total > ROWS_MAX:
@@ -90,55 +100,40 @@ class RowIndex:
             more[: self.count] = self.ids
             self._ids = more
         slots = len(self._slots)
-        while total * 10 > slots * 7:
+        while total * 8 > slots * 7:
             slots *= 2
         if slots > len(self._slots):
-            self._slots = np.full(slots, -1, np.int32)
-            self._insert(self.ids, np.arange(self.count))
+            self._slots = np.full(slots, -1, np.int64)
+            _core.fill_slots(_core.view(self._slots), _core.view(self._ids), self.count)
 
 
 class HotIds:
-    """Counts the ids that occur most, in bounded memory.
+    """Counts the ids that occur most, in bounded memory. Threads: any.
 
-    Source: the summary of Misra and Gries (1982), merged batch by batch. A count is too small by at
-    most the number of ids seen, divided by ``kept``.
+    Source: the summary of Misra and Gries (1982), in batches. A count is too small by at most the
+    number of ids seen, divided by ``kept``.
     """
 
     def __init__(self, kept: int = 1024) -> None:
         self.seen = 0
         self._kept = kept
-        self._ids = np.empty(0, np.int64)
-        self._counts = np.empty(0, np.int64)
-        self._new: list[Ids] = []
-        self._waiting = 0
+        self._lock = threading.Lock()
+        #: A hash table; a count of 0 is a free entry.
+        size = 1 << (4 * kept - 1).bit_length()
+        self._ids, self._counts = np.zeros(size, np.int64), np.zeros(size, np.int64)
 
     def note(self, ids: Ids) -> None:
         """Count ids, which may repeat."""
-        self.seen += len(ids)
-        self._new.append(np.array(ids, np.int64))
-        self._waiting += len(ids)
-        if self._waiting >= 64 * self._kept:
-            self._merge()
-
-    def _merge(self) -> None:
-        ids, total = np.unique(np.concatenate([*self._new, self._ids[:0]]), return_counts=True)
-        self._new, self._waiting = [], 0
-        if not len(ids):
-            return
-        # Few ids are kept, so they are searched among the new ones, which need no second sort.
-        places = np.minimum(np.searchsorted(ids, self._ids), len(ids) - 1)
-        again = ids[places] == self._ids
-        total[places[again]] += self._counts[again]
-        ids = np.concatenate([ids, self._ids[~again]])
-        total = np.concatenate([total, self._counts[~again]])
-        if len(total) > self._kept:
-            total = total - np.partition(total, -self._kept - 1)[-self._kept - 1]
-        self._ids, self._counts = ids[total > 0], total[total > 0]
+        with self._lock:
+            self.seen += len(ids)
+            views = _core.view(self._ids), _core.view(self._counts)
+            _core.count_ids(*views, self._kept, _core.view(ids))
 
     def top(self, count: int) -> list[tuple[int, int]]:
         """Return the ``count`` ids that occurred most, with their counts, the most frequent one
         first."""
-        if self._new:
-            self._merge()
-        order = np.lexsort((self._ids, -self._counts))[:count]
-        return [(int(self._ids[one]), int(self._counts[one])) for one in order]
+        with self._lock:
+            used = np.flatnonzero(self._counts)
+            ids, counts = self._ids[used], self._counts[used]
+        order = np.lexsort((ids, -counts))[:count]
+        return [(int(ids[one]), int(counts[one])) for one in order]

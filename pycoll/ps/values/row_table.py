@@ -1,26 +1,33 @@
-"""A worker's side of tables: it checks ids, sums repeated ones, and spreads them over shards."""
+"""A worker's side of tables: it checks ids, sums repeated ones, and spreads them over shards.
+
+A message holds rows of one shard. Messages of all shards take turns, so all servers begin at once,
+and rows of a message are copied while earlier ones travel.
+"""
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from pycoll import _core
 from pycoll.errors import InvalidArgumentError
-from pycoll.ps.array_memory import Terms, into, new, read_array
+from pycoll.ps.array_memory import Bytes, Terms, into, new, read_array
 from pycoll.ps.messages import Kind
-from pycoll.ps.values.row_index import HotIds, Ids, shards_of
+from pycoll.ps.values.row_cache import RowCache
+from pycoll.ps.values.row_index import HotIds, Ids, spread_ids
 from pycoll.ps.values.row_terms import TableTerms
-from pycoll.ps.values.table_values import sum_rows
 from pycoll.types import INTEGERS, DType, numpy_dtype
 from pycoll.untrusted import json_object, read_json
 
 if TYPE_CHECKING:
+    from pycoll.ps.array_memory import Target
     from pycoll.ps.client_machine import Request
     from pycoll.ps.keyed_store import Store
+    from pycoll.ps.values.row_index import SpreadIds
 
 _FACTS = {"number": int, "table": str}
 
@@ -45,16 +52,21 @@ class PlacedTable(NamedTuple):
 class Table:
     """Rows by id that servers hold; ``Store.table`` makes it. Threads: any.
 
-    ``name``; ``terms``: its rows, dim, init and seed.
+    ``name``; ``terms``: its rows, dim, init and seed. ``cache_rows``: how many rows this worker
+    keeps at most, in ``cache``, which is None for 0.
     """
 
-    def __init__(self, store: Store, name: str, placed: PlacedTable, shards: int) -> None:
+    def __init__(self, store: Store, name: str, placed: PlacedTable, cache_rows: int) -> None:
         self.name = name
         self.terms = placed.terms
         self.number = placed.number
         self._store = store
-        self._shards = shards
+        self._shards = store._shards
         self._hot = HotIds()
+        self.cache_rows = cache_rows
+        self.cache: RowCache | None = None
+        if cache_rows:
+            self.cache = RowCache(placed.terms, cache_rows, store.consistency)
 
     def __repr__(self) -> str:
         return f"<pycoll.ps.Table {self.name!r}: {self.terms}>"
@@ -72,7 +84,8 @@ class Table:
         Raises InvalidArgumentError for wrong ids, before anything is sent; the errors of
         ``Store.pull``.
 
-        Cost: each different id travels once, 8 bytes up and a row down.
+        Cost: each different id travels once, 8 bytes up and a row down. Rows that ``cache_rows`` of
+        ``Store.table`` keeps here do not travel.
 
         >>> table = store.table("t", dim=2)
         >>> table.pull([5, 7, 5])
@@ -81,36 +94,83 @@ class Table:
                [0., 0.]], dtype=float32)
         """
         framework, like, wanted = self._read_ids(ids)
-        self._hot.note(wanted)
         shape = Terms(self.terms.dtype, (len(wanted), self.terms.dim))
         target = new(framework, like, shape) if out is None else into(out, shape)
-        unique, inverse = np.unique(wanted, return_inverse=True)
-        order, ranges = self._spread(unique)
-        sent = unique[order]
-        rows = np.empty((len(unique), self.terms.dim), numpy_dtype(self.terms.dtype))
-        data = rows.reshape(-1).view(np.uint8)
+        spread = spread_ids(wanted, self._shards)
+        count = len(spread.different)
+        if self.cache is not None:
+            return self._pull_some(wanted, spread, target, priority, async_op)
+        if count == len(wanted) and self._shards == 1:
+            # Answers are in the caller's order, so they are received where they belong.
+            requests = self._ask(spread.different, spread.bounds, target.memory, priority)
+            return self._go(wanted, requests, target.finish, async_op)
+        data = self._store._memory.take(count * self.terms.row_bytes)
+        requests = self._ask(spread.different, spread.bounds, data, priority)
+
+        def finish() -> Any:
+            self._place(data, spread.places, target.memory)
+            return target.finish()
+
+        return self._go(wanted, requests, finish, async_op)
+
+    def _pull_some(
+        self, wanted: Ids, spread: SpreadIds, target: Target, priority: int, async_op: bool
+    ) -> Any:
+        """Pull the rows that the cache does not hold, and keep them there."""
+        cache, store, ids = self.cache, self._store, spread.different
+        assert cache is not None
+        data = store._memory.take(len(ids) * self.terms.row_bytes)
+        rows = self._rows_in(data)
+        look = cache.look(ids, store._clock, rows)
+        left = np.flatnonzero(~look.hits)
+        bounds = np.searchsorted(left, spread.bounds).tolist()
+        missing = ids[left]
+        fetched = store._memory.take(len(left) * self.terms.row_bytes)
+        requests = self._ask(missing, bounds, fetched, priority)
+        ranges = self._ranges(bounds)
+
+        def finish() -> Any:
+            some = self._rows_in(fetched)
+            for request, (_, begin, end) in zip(requests, ranges, strict=True):
+                assert request.answer is not None
+                version = request.answer.round
+                cache.keep(missing[begin:end], some[begin:end], version, store._clock, look)
+            _core.put_rows(_core.view(rows), _core.view(left), _core.view(some))
+            self._place(data, spread.places, target.memory)
+            return target.finish()
+
+        return self._go(wanted, requests, finish, async_op)
+
+    def _ask(self, ids: Ids, bounds: list[int], memory: Bytes, priority: int) -> list[Request]:
+        """Begin to pull ids by shard; ``memory`` receives their rows."""
         each = self.terms.row_bytes
-        requests = [
+        return [
             self._store._begin(
                 Kind.PULL,
                 shard,
                 priority,
                 key=self.number,
                 part=shard,
-                payload=sent[begin:end],
-                target=data[begin * each : end * each],
+                payload=ids[begin:end],
+                target=memory[begin * each : end * each],
             )
-            for shard, begin, end in ranges
+            for shard, begin, end in self._ranges(bounds)
         ]
 
-        def finish() -> Any:
-            back = np.empty(len(order), np.int64)
-            back[order] = np.arange(len(order))
-            filled = target.memory.view(rows.dtype).reshape(shape.shape)
-            np.take(rows, back[inverse], axis=0, out=filled)
-            return target.finish()
-
+    def _go(
+        self, wanted: Ids, requests: list[Request], finish: Callable[[], Any], async_op: bool
+    ) -> Any:
+        # Meanwhile the servers work.
+        self._hot.note(wanted)
         return self._store._go(requests, f"pull of table {self.name!r}", finish, async_op)
+
+    def _rows_in(self, memory: Bytes) -> Any:
+        return memory.view(numpy_dtype(self.terms.dtype)).reshape(-1, self.terms.dim)
+
+    def _place(self, data: Bytes, places: Any, memory: Bytes) -> None:
+        """Copy the row at each place to its turn in ``memory``."""
+        views = _core.view(self._rows_in(memory)), _core.view(self._rows_in(data))
+        _core.take_rows(*views, _core.view(places))
 
     def push(self, ids: Any, grads: Any, *, priority: int = 0, async_op: bool = False) -> Any:
         """Send a row for each id, by which the servers change the rows of the table.
@@ -139,27 +199,32 @@ class Table:
                 f"{DType(expected.dtype).word} and {expected.shape} for {len(wanted)} ids"
             )
         rows = data.view(numpy_dtype(terms.dtype)).reshape(terms.shape)
-        self._hot.note(wanted)
-        rising = np.argsort(wanted)
-        unique = wanted[rising]
-        if np.any(unique[1:] == unique[:-1]):
-            unique, rows = sum_rows(wanted, rows)
-            rising = np.arange(len(unique))
-        order, ranges = self._spread(unique)
-        sent, source = unique[order], rising[order]
+        spread = spread_ids(wanted, self._shards)
+        ids, source = spread.different, spread.firsts
+        if len(ids) < len(wanted):
+            total = self._rows_in(self._store._memory.take(len(ids) * self.terms.row_bytes))
+            _core.sum_rows(_core.view(total), _core.view(spread.places), _core.view(rows))
+            rows, source = total, np.arange(len(ids))
+        if self.cache is not None:
+            self.cache.pushed(ids, rows, source)
+        given = _core.view(rows)
         requests = []
-        for shard, begin, end in ranges:
+        for shard, begin, end in self._ranges(spread.bounds):
             count = end - begin
-            payload = np.empty(count * (8 + self.terms.row_bytes), np.uint8)
-            payload[: 8 * count].view(np.int64)[:] = sent[begin:end]
-            target = payload[8 * count :].view(rows.dtype).reshape(count, self.terms.dim)
-            np.take(rows, source[begin:end], axis=0, out=target)
-            requests.append(self._push(shard, payload, priority))
+            payload = self._store._memory.take(count * (8 + self.terms.row_bytes))
+            payload[: 8 * count].view(np.int64)[:] = ids[begin:end]
+            target = _core.view(self._rows_in(payload[8 * count :]))
+            _core.take_rows(target, given, _core.view(source[begin:end]))
+            requests.append(self._push(shard, payload, priority, ids[begin:end]))
+        # Meanwhile the servers work.
+        self._hot.note(wanted)
         return self._store._go(requests, f"push of table {self.name!r}", _none, async_op)
 
-    def _push(self, shard: int, payload: Any, priority: int) -> Request:
+    def _push(self, shard: int, payload: Any, priority: int, ids: Ids) -> Request:
         store = self._store
         then: Callable[[Request], None] = store._note_dropped
+        if self.cache is not None:
+            then = functools.partial(self._note_pushed, self.cache, ids)
         return store._begin(
             Kind.PUSH,
             shard,
@@ -171,12 +236,17 @@ class Table:
             then=then,
         )
 
+    def _note_pushed(self, cache: RowCache, ids: Ids, request: Request) -> None:
+        self._store._note_dropped(request)
+        if request.answer is not None:
+            cache.answered(ids, request.answer.flags)
+
     def hot(self, count: int = 10) -> list[tuple[int, int]]:
         """Return the ids that this worker used most, as (id, at least how often).
 
         ``count``: how many ids. Raises nothing.
 
-        Cost: none on the network; a sort of at most 66,000 numbers.
+        Cost: none on the network; a sort of at most 2,048 numbers.
 
         >>> table = store.table("h", dim=2)
         >>> rows = table.pull([3, 3, 4])
@@ -206,18 +276,15 @@ class Table:
             )
         return framework, like, given.astype(np.int64)
 
-    def _spread(self, ids: Ids) -> tuple[npt.NDArray[np.int64], list[tuple[int, int, int]]]:
-        """Return an order of rising ids by shard, and ranges of it as (shard, begin, end)."""
-        shards = shards_of(ids, self._shards)
-        order = np.argsort(shards, kind="stable")
-        bounds = np.searchsorted(shards[order], np.arange(self._shards + 1))
+    def _ranges(self, bounds: list[int]) -> list[tuple[int, int, int]]:
+        """Return the ranges of messages as (shard, begin, end), in the order of their sending."""
         step = self.terms.rows_of_message
-        ranges = [
-            (shard, begin, min(begin + step, int(bounds[shard + 1])))
+        found = [
+            (begin - bounds[shard], shard, begin, min(begin + step, bounds[shard + 1]))
             for shard in range(self._shards)
-            for begin in range(int(bounds[shard]), int(bounds[shard + 1]), step)
+            for begin in range(bounds[shard], bounds[shard + 1], step)
         ]
-        return order, ranges
+        return [one[1:] for one in sorted(found)]
 
 
 def _none() -> None:

@@ -45,6 +45,10 @@ class StoreValues:
         """Return the value after the pushes."""
         return self._of(rule).apply(rule, value, pushes, workers)
 
+    def steps(self, value: Any) -> bool:
+        """Return whether an optimizer steps the value."""
+        return value.optimizer is not None
+
     def read(self, rule: int, value: Any, asked: Any) -> Any:
         """Return the payload that tells the value. Raises ValueError for a wrong ``asked``."""
         return self._of(rule).read(rule, value, asked)

@@ -1,8 +1,8 @@
 """Values that are tables: rows by id, made when they are first pushed.
 
-A part of a table holds the rows of one shard. A push is the ids, in rising order without repeats,
-and then a row of each. A pull asks with such ids, and is answered with the rows. A pull of a row
-that nobody has pushed computes it, and stores nothing.
+A part of a table holds the rows of one shard. A push is the ids, in any order, and then a row of
+each; rows of an id that repeats count in their order. A pull asks with ids, and is answered with
+the rows. A pull of a row that nobody has pushed computes it, and stores nothing.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pycoll import _core
 from pycoll.ps.messages import PART_BYTES_MAX
-from pycoll.ps.values.row_index import HotIds, Ids, RowIndex
+from pycoll.ps.values.reused_memory import ReusedMemory
+from pycoll.ps.values.row_index import Ids, RowIndex, spread_ids
 from pycoll.ps.values.row_terms import FRACTIONS, TableTerms, first_rows
 from pycoll.ps.values.server_optimizers import Optimizer
 from pycoll.ps.values.shown_array import ShownArray
@@ -24,8 +26,10 @@ from pycoll.untrusted import json_object, read_json
 
 Array = npt.NDArray[Any]
 
-#: So few ids that repeat still are summed one by one.
-_FEW = 16
+#: An optimizer steps so many bytes of rows at once, which stay in the caches of a core meanwhile.
+_STEP_BYTES = 128 << 10
+#: The bytes of answers that a part keeps for the next ones.
+_ANSWERS_BYTES = 16 << 20
 #: The members of a part's first payload.
 TABLE_FACTS = {"terms": str, "rows": int, "optimizer": str}
 
@@ -34,8 +38,7 @@ class TableValue:
     """The rows of one part.
 
     ``rows``: by place. ``states``: of the optimizer, alike. ``steps``: by place how many steps a
-    row took, for optimizers that ask. ``hot``: ids that were pulled and pushed most; no part of the
-    replicated state.
+    row took, for optimizers that ask. ``answers``: the memory of answers to pulls.
     """
 
     def __init__(self, terms: TableTerms, expected: int = 0) -> None:
@@ -45,7 +48,7 @@ class TableValue:
         self.optimizer: Optimizer | None = None
         self.states: list[ShownArray] = []
         self.steps: ShownArray | None = None
-        self.hot = HotIds()
+        self.answers = ReusedMemory(_ANSWERS_BYTES)
 
     def _empty(self, count: int) -> Array:
         made: Array = np.empty((count, self.terms.dim), numpy_dtype(self.terms.dtype))
@@ -70,19 +73,18 @@ class TableValue:
 
     def places(self, ids: Ids) -> npt.NDArray[np.int64]:
         """Return the places of rows, and make those that there are not."""
-        places = self.index.find(ids)
-        absent = places < 0
-        if absent.any():
-            new = ids[absent]
-            begin = self.index.count
-            places[absent] = self.index.add(new)
-            self._reserve(self.index.count)
-            self.rows.writable()[begin : self.index.count] = first_rows(self.terms, new)
+        begin = self.index.count
+        places = self.index.add(ids)
+        end = self.index.count
+        if end > begin:
+            self._reserve(end)
+            new = self.index.ids[begin:end]
+            self.rows.writable()[begin:end] = first_rows(self.terms, new)
             if self.optimizer is not None:
                 for state in self.states:
-                    state.writable()[begin : self.index.count] = self.optimizer.fresh
+                    state.writable()[begin:end] = self.optimizer.fresh
             if self.steps is not None:
-                self.steps.writable()[begin : self.index.count] = 0
+                self.steps.writable()[begin:end] = 0
         return places
 
     def _reserve(self, total: int) -> None:
@@ -97,20 +99,39 @@ class TableValue:
             # Views of the old array keep it, and nobody writes to it any more.
             one.array = grown
 
+    def add(self, ids: Ids, rows: Array) -> None:
+        """Add to these rows, in their order."""
+        places = self.places(ids)
+        views = _core.view(self.rows.writable()), _core.view(places), _core.view(rows)
+        _core.add_rows(*views)
+
     def step(self, ids: Ids, gradient: Array) -> None:
         """Let the optimizer change these rows, which are different."""
-        assert self.optimizer is not None
         places = self.places(ids)
-        rows = self.rows.array[places]
-        states = [one.array[places] for one in self.states]
+        for one in self.arrays:
+            one.writable()
+        count = max(1, _STEP_BYTES // self.terms.row_bytes)
+        for begin in range(0, len(ids), count):
+            self._step(places[begin : begin + count], gradient[begin : begin + count])
+
+    def _step(self, places: npt.NDArray[np.int64], gradient: Array) -> None:
+        assert self.optimizer is not None
+        shown = _core.view(places)
+        changed = [(_core.view(one.array), np.empty_like(gradient)) for one in self._stepped]
+        for array, rows in changed:
+            _core.take_rows(_core.view(rows), array, shown)
         count: Any = 1
         if self.steps is not None:
-            count = self.steps.writable()[places] + 1
+            count = self.steps.array[places] + 1
             self.steps.array[places] = count
-        self.optimizer.step(rows, states, gradient, count)
-        self.rows.writable()[places] = rows
-        for one, new in zip(self.states, states, strict=True):
-            one.writable()[places] = new
+        weights, *states = (rows for _, rows in changed)
+        self.optimizer.step(weights, states, gradient, count)
+        for array, rows in changed:
+            _core.put_rows(array, shown, _core.view(rows))
+
+    @property
+    def _stepped(self) -> list[ShownArray]:
+        return [self.rows, *self.states]
 
 
 class TableValues:
@@ -139,21 +160,19 @@ class TableValues:
     ) -> TableValue:
         """Return the value after the pushes."""
         split = [_split(value.terms, one) for one in pushes]
-        for ids, _ in split:
-            value.hot.note(ids)
         if value.optimizer is None:
             for ids, rows in split:
-                places = value.places(ids)
-                value.rows.writable()[places] += rows
+                value.add(ids, rows)
             return value
         ids, gradient = split[0]
         if len(split) > 1:
-            together = np.concatenate([one for one, _ in split])
-            ids, gradient = sum_rows(together, np.concatenate([rows for _, rows in split]))
+            ids = np.concatenate([one for one, _ in split])
+            gradient = np.concatenate([rows for _, rows in split])
+        ids, gradient = sum_rows(ids, gradient)
         value.step(ids, gradient / gradient.dtype.type(workers) if workers > 1 else gradient)
         return value
 
-    def read(self, rule: int, value: TableValue, asked: Any) -> Array:
+    def read(self, rule: int, value: TableValue, asked: Any) -> Any:
         """Return the bytes of the rows that are asked for. Raises ValueError for wrong ids."""
         if asked is None or memoryview(asked).nbytes % 8:
             raise ValueError("a pull of a table without ids")
@@ -161,13 +180,14 @@ class TableValues:
         _check_ids(value.terms, ids)
         if len(ids) * value.terms.row_bytes > PART_BYTES_MAX:
             raise ValueError(f"a pull of {len(ids)} rows: expected at most {PART_BYTES_MAX} bytes")
-        value.hot.note(ids)
         places = value.index.find(ids)
-        found: Array = value.rows.array[places]
+        found = value.answers.take(len(ids) * value.terms.row_bytes)
+        rows = found.view(numpy_dtype(value.terms.dtype)).reshape(len(ids), value.terms.dim)
+        _core.take_rows(_core.view(rows), _core.view(value.rows.array), _core.view(places))
         absent = places < 0
         if absent.any():
-            found[absent] = first_rows(value.terms, ids[absent])
-        return found.reshape(-1).view(np.uint8)
+            rows[absent] = first_rows(value.terms, ids[absent])
+        return found
 
     def nbytes(self, value: TableValue) -> int:
         """Return the bytes that the rows, and the state of their optimizer, take."""
@@ -211,7 +231,7 @@ class TableValues:
         """Return the value with rows of an earlier one.
 
         ``place``: 0 for the form of its optimizer; then rows, states and steps by their number from
-        1, as ids in rising order and a row of each.
+        1, as ids and a row of each.
         """
         if place == 0:
             return self.set_optimizer(rule, value, Optimizer.from_bytes(payload))
@@ -227,29 +247,16 @@ class TableValues:
 
 
 def sum_rows(ids: Ids, rows: Array) -> tuple[Ids, Array]:
-    """Return the ids in rising order, once each, and of each the sum of its rows.
+    """Return the ids once each, in the order in which they occur first, and the sums of their rows.
 
     Rows of an id are added in their order, so the bits depend on the arguments alone.
     """
-    order = np.argsort(ids, kind="stable")
-    ids = ids[order]
-    is_first = np.empty(len(ids), bool)
-    is_first[:1] = True
-    np.not_equal(ids[1:], ids[:-1], out=is_first[1:])
-    begins = np.flatnonzero(is_first)
-    ends = np.append(begins[1:], len(ids))
-    total: Array = rows[order[begins]]
-    # The second rows of all ids are added at once, then the third ones, and so on.
-    left, turn = np.flatnonzero(ends - begins > 1), 1
-    while left.size > _FEW:
-        total[left] += rows[order[begins[left] + turn]]
-        turn += 1
-        left = left[(ends - begins)[left] > turn]
-    for one in left:
-        rest = rows[order[begins[one] + turn : ends[one]]]
-        # Unlike a reduction, an accumulation has one order in NumPy.
-        total[one] = np.add.accumulate([total[one], *rest], axis=0, dtype=rows.dtype)[-1]
-    return ids[begins], total
+    spread = spread_ids(ids, 1)
+    if len(spread.different) == len(ids):
+        return ids, rows
+    total = np.empty((len(spread.different), *rows.shape[1:]), rows.dtype)
+    _core.sum_rows(_core.view(total), _core.view(spread.places), _core.view(rows))
+    return spread.different, total
 
 
 def _split(terms: TableTerms, payload: Any) -> tuple[Ids, Array]:
@@ -278,8 +285,9 @@ def _split_rows(payload: Any, like: Array) -> tuple[Ids, Array]:
 
 
 def _check_ids(terms: TableTerms, ids: Ids) -> None:
-    if len(ids) and (ids[0] < 0 or ids[-1] >= terms.end or not np.all(ids[1:] > ids[:-1])):
-        raise ValueError(f"ids that are not rising from 0 to {terms.end - 1}")
+    # A negative number is above all others as one without a sign.
+    if len(ids) and int(ids.view(np.uint64).max()) >= terms.end:
+        raise ValueError(f"ids that are not all from 0 to {terms.end - 1}")
 
 
 def _cut(shown: ShownArray, count: int) -> Iterator[Array]:

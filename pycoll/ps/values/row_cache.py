@@ -1,0 +1,191 @@
+"""Rows that a worker keeps of those that it has pulled, to answer later pulls without a message.
+
+A hash of an id names a set of slots, and the id lies in one of these, or not here. A use makes a
+row stay while some other ids ask for its slot, so rows that are used most stay.
+
+A row may be answered while the consistency allows it. With "bsp", Backup and SSP(s) an answer of a
+server tells the version of its rows, which holds all pushes of so many rounds; a worker at clock c
+may see it while the version is at least c - s. With "asp" a row is answered until this worker ends
+its round, in at most ``PULLS_MAX`` pulls of the table.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from pycoll.arrays.hashes import hashes
+from pycoll.errors import InvalidArgumentError
+from pycoll.ps.consistency import Consistency
+from pycoll.ps.messages import REPEATED, STEPPED
+from pycoll.ps.values.row_index import Ids, Places
+from pycoll.ps.values.row_terms import TableTerms
+from pycoll.types import numpy_dtype
+
+Array = npt.NDArray[Any]
+
+#: The most rows of a cache.
+ROWS_MAX = 1 << 30
+#: With "asp": so many pulls later a row is fetched again.
+PULLS_MAX = 16
+#: The slots of a set.
+_WAYS = 4
+#: How many other ids a row survives in its slot after its last use.
+_USES = 7
+_CLOCK_BITS = 40
+
+
+def check_cache(rows: Any) -> None:
+    """Raise InvalidArgumentError unless ``rows`` is a number of rows that a cache may keep."""
+    is_whole = isinstance(rows, int) and not isinstance(rows, bool)
+    if not is_whole or not 0 <= rows <= ROWS_MAX:
+        raise InvalidArgumentError(
+            f"cache_rows is {rows!r}: expected a whole number from 0 to {ROWS_MAX}"
+        )
+
+
+class Lookup(NamedTuple):
+    """A look at the cache. ``hits``: which of the ids were there. ``stamp`` and ``pushes``: for
+    ``keep``, when it was."""
+
+    hits: npt.NDArray[np.bool_]
+    stamp: int
+    pushes: int
+
+
+class RowCache:
+    """The rows of one table that a worker keeps. Threads: any.
+
+    ``rows``: how many at most, at least 1; several sets are rounded down to a power of two of them.
+    ``hits`` and ``misses`` count the rows that were asked for.
+    """
+
+    def __init__(self, terms: TableTerms, rows: int, consistency: Consistency) -> None:
+        self.hits = 0
+        self.misses = 0
+        self._folds, self._staleness = consistency.folds, consistency.staleness
+        self._lock = threading.Lock()
+        self._sets = 1 << max(0, (rows // _WAYS).bit_length() - 1)
+        size = self._sets * min(rows, _WAYS)
+        self._ids = np.full(size, -1, np.int64)
+        #: By slot the version of its row; with "asp" the moment of its pull, as ``_now`` tells it.
+        self._versions = np.zeros(size, np.int64)
+        self._uses = np.zeros(size, np.int8)
+        self._rows = np.empty((size, terms.dim), numpy_dtype(terms.dtype))
+        self._pulls = 0
+        #: Pushes of this worker that have begun. An answer to an earlier pull may lack them.
+        self._pushes = 0
+        #: Whether servers add what is pushed; None until a server has answered a push.
+        self._adds: bool | None = None
+
+    def counts(self) -> dict[str, int]:
+        """Return the figures for ``Store.stats``."""
+        with self._lock:
+            kept = int(np.count_nonzero(self._ids >= 0))
+            facts = {"kept": kept, "most": len(self._ids), "bytes": self._rows.nbytes}
+            return {**facts, "hits": self.hits, "misses": self.misses}
+
+    def _oldest(self, clock: int) -> int:
+        """Return the smallest version that a worker at this clock may see."""
+        if self._staleness is not None:
+            return clock - self._staleness
+        return max(clock << _CLOCK_BITS, self._now(clock) - PULLS_MAX)
+
+    def _now(self, clock: int) -> int:
+        return (clock << _CLOCK_BITS) + self._pulls
+
+    def _slots(self, ids: Ids) -> Places:
+        """Return the slots of the set of each id, a row for each."""
+        found: npt.NDArray[np.uint64] = hashes(ids) & np.uint64(self._sets - 1)
+        ways = len(self._ids) // self._sets
+        return found.astype(np.int64)[:, None] * ways + np.arange(ways)
+
+    def _find(self, ids: Ids) -> Places:
+        """Return the slot of each id, and -1 for those that are not here."""
+        slots = self._slots(ids)
+        same = self._ids[slots] == ids[:, None]
+        chosen = slots[np.arange(len(ids)), same.argmax(axis=1)]
+        return np.where(same.any(axis=1), chosen, -1)
+
+    def look(self, ids: Ids, clock: int, target: Array) -> Lookup:
+        """Copy the rows that are here to their places in ``target``; ``clock``: the worker's."""
+        with self._lock:
+            self._pulls += 1
+            slots = self._find(ids)
+            hits = (slots >= 0) & (self._versions[slots] >= self._oldest(clock))
+            used = slots[hits]
+            self._uses[used] = _USES
+            target[hits] = self._rows[used]
+            self.hits += len(used)
+            self.misses += len(ids) - len(used)
+            return Lookup(hits, self._now(clock), self._pushes)
+
+    def keep(self, ids: Ids, rows: Array, version: int, clock: int, look: Lookup) -> None:
+        """Keep rows of different ids that a server has answered after a look.
+
+        ``version``: that of the answer. ``clock``: the worker's now.
+        """
+        stamp = look.stamp if self._staleness is None else version
+        with self._lock:
+            oldest = self._oldest(clock)
+            if stamp < oldest or look.pushes != self._pushes:
+                return
+            for _ in range(_WAYS):
+                taken = self._enter(ids, rows, stamp, oldest)
+                ids, rows = ids[~taken], rows[~taken]
+                if not len(ids):
+                    return
+
+    def _enter(self, ids: Ids, rows: Array, stamp: int, oldest: int) -> npt.NDArray[np.bool_]:
+        """Decide about one id of each set; return which these were."""
+        slots = self._slots(ids)
+        # Of several ids of one set the last one is chosen, in all arrays alike.
+        turns = np.empty(len(self._ids), np.int64)
+        turns[slots[:, 0]] = np.arange(len(ids))
+        chosen: npt.NDArray[np.bool_] = turns[slots[:, 0]] == np.arange(len(ids))
+        slots, ids, rows = slots[chosen], ids[chosen], rows[chosen]
+        known = self._find(ids)
+        is_old = (self._ids[slots] < 0) | (self._versions[slots] < oldest)
+        value = np.where(is_old, -1, self._uses[slots])
+        slots = np.where(known >= 0, known, slots[np.arange(len(ids)), value.argmin(axis=1)])
+        stays = (known < 0) & (value.min(axis=1) > 0)
+        self._uses[slots[stays]] -= 1
+        slots, ids, rows = slots[~stays], ids[~stays], rows[~stays]
+        self._ids[slots] = ids
+        self._versions[slots] = stamp
+        self._uses[slots] = 0
+        self._rows[slots] = rows
+        return chosen
+
+    def pushed(self, ids: Ids, rows: Array, turns: Places) -> None:
+        """Note a push that begins, of ``rows[turns]`` for different ids: later pulls of this worker
+        see it.
+
+        With "bsp" and Backup a pull sees no push of an open round.
+        """
+        if self._folds:
+            return
+        with self._lock:
+            self._pushes += 1
+            slots = self._find(ids)
+            here = slots >= 0
+            if self._adds:
+                self._rows[slots[here]] += rows[turns[here]]
+            else:
+                self._ids[slots[here]] = -1
+
+    def answered(self, ids: Ids, flags: int) -> None:
+        """Note the flags of the answer to a push of these ids."""
+        if self._folds:
+            return
+        with self._lock:
+            if flags & STEPPED:
+                self._adds = False
+            elif self._adds is None and not flags & REPEATED:
+                self._adds = True
+            if flags & (STEPPED | REPEATED):
+                slots = self._find(ids)
+                self._ids[slots[slots >= 0]] = -1

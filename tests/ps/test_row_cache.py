@@ -1,0 +1,276 @@
+"""Rows that workers keep: what a pull may see of them, in simulation; and the bytes they save."""
+
+from __future__ import annotations
+
+import functools
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+import pytest
+from harness import succeeded
+from simulated_servers import Program, World
+from stores import Comm, run_store
+
+from pycoll import InvalidArgumentError, ps
+from pycoll.ps.consistency import ASP, BSP, SSP, Backup, Consistency
+from pycoll.ps.messages import REPEATED, STEPPED, Kind
+from pycoll.ps.values.row_cache import PULLS_MAX, RowCache
+from pycoll.ps.values.row_terms import checked_table
+from pycoll.ps.values.server_optimizers import SGD, Optimizer
+from pycoll.ps.values.store_values import TABLE, StoreValues
+from pycoll.types import DType
+
+WORKERS, STEPS = 3, 12
+
+
+def made(rows: int, consistency: Consistency, dim: int = WORKERS) -> RowCache:
+    return RowCache(checked_table(DType.FLOAT64, None, dim, "zeros", 0), rows, consistency)
+
+
+def batch(draw: Any, count: int, end: int = 400) -> Any:
+    """Different ids of a Zipf trace, in any order."""
+    weights = 1 / np.arange(1, end + 1) ** 1.1
+    return draw.permutation(np.unique(draw.choice(end, count, p=weights / weights.sum()) * 977))
+
+
+class Readers:
+    """Workers that pull rows, push ones to half of them in a column of their own, and end rounds.
+
+    So a row tells how many pushes of each worker it holds. ``moved``: the bytes of answers.
+    """
+
+    def __init__(self, seed: int, staleness: int, rows: int, optimizer: Optimizer | None) -> None:
+        consistency = SSP(staleness)
+        self.world = World(seed, consistency, WORKERS, 1, 0, StoreValues())
+        self.staleness = staleness
+        self.optimizer = optimizer
+        self.caches = [made(rows, consistency) if rows else None for _ in range(WORKERS)]
+        #: By worker and id the rounds of the pushes that have begun.
+        self.begun: Any = defaultdict(functools.partial(defaultdict, list))
+        self.moved = self.reads = 0
+        for rank in range(WORKERS):
+            self.world.start(rank, self.read(rank))
+        self.world.run()
+        assert self.world.ended == set(range(WORKERS)) and not self.world.failed
+
+    def open(self, rank: int) -> Program:
+        ask = functools.partial(self.world.request, rank)
+        if rank:
+            yield [ask(Kind.LOOKUP, payload=b"ready")]
+            return
+        terms = checked_table(DType.FLOAT64, None, WORKERS, "zeros", 0).to_text().encode()
+        if self.optimizer is not None:
+            yield [ask(Kind.OPTIMIZE, flags=1, payload=self.optimizer.to_bytes())]
+        yield [ask(Kind.LOAD, rule=TABLE | DType.FLOAT64 << 8, payload=terms)]
+        yield [ask(Kind.WRITE, payload=b"ready\0yes")]
+
+    def read(self, rank: int) -> Program:
+        yield from self.open(rank)
+        draw = np.random.default_rng(rank)
+        cache = self.caches[rank]
+        for clock in range(STEPS):
+            ids = batch(draw, 60)
+            rows = np.zeros((len(ids), WORKERS))
+            look = None if cache is None else cache.look(ids, clock, rows)
+            left = np.flatnonzero(np.ones(len(ids), bool) if look is None else ~look.hits)
+            if left.size:
+                asked = self.world.request(rank, Kind.PULL, payload=ids[left].tobytes())
+                yield [asked]
+                found = np.frombuffer(asked.answer.payload).reshape(-1, WORKERS)
+                self.moved += found.nbytes
+                rows[left] = found
+                if cache is not None and look is not None:
+                    cache.keep(ids[left], found, asked.answer.round, clock, look)
+            self.check(rank, clock, ids, rows)
+            self.push(rank, clock, ids[::2])
+            yield self.world.clock(rank, clock + 1)
+
+    def push(self, rank: int, clock: int, ids: Any) -> None:
+        rows = np.zeros((len(ids), WORKERS))
+        rows[:, rank] = 1
+        cache = self.caches[rank]
+        if cache is not None:
+            cache.pushed(ids, rows, np.arange(len(ids)))
+        payload = ids.tobytes() + rows.tobytes()
+        request = self.world.request(rank, Kind.PUSH, payload=payload, round=clock)
+        if cache is not None:
+            request.then = lambda ended: cache.answered(ids, ended.answer.flags)
+        for one in ids:
+            self.begun[rank][int(one)].append(clock)
+
+    def check(self, rank: int, clock: int, ids: Any, rows: Any) -> None:
+        """A worker sees its own pushes, and those of others that are older than the staleness."""
+        sign = 1 if self.optimizer is None else -1
+        for one, row in zip(ids, rows * sign, strict=True):
+            for other in range(WORKERS):
+                rounds = self.begun[other][int(one)]
+                old = sum(turn < clock - self.staleness for turn in rounds)
+                least = len(rounds) if other == rank else old
+                assert least <= row[other] <= len(rounds), (rank, clock, one, other)
+                self.reads += 1
+
+
+@pytest.mark.parametrize("optimizer", [None, SGD(1.0)], ids=str)
+@pytest.mark.parametrize("staleness", [1, 3])
+def test_kept_rows_are_as_fresh_as_the_staleness_in_every_seed(
+    staleness: int, optimizer: Optimizer | None
+) -> None:
+    hits = 0
+    for seed in range(25):
+        readers = Readers(seed, staleness, 64, optimizer)
+        hits += sum(one.hits for one in readers.caches if one is not None)
+        assert readers.reads > 1000
+    assert hits > 0
+
+
+def test_kept_rows_of_a_zipf_trace_save_bytes() -> None:
+    plain, some, more = (Readers(1, 3, rows, None).moved for rows in (0, 32, 256))
+    assert more < some < 0.95 * plain and more < 0.7 * plain
+
+
+def test_a_cache_that_forgets_pushes_or_clocks_is_found() -> None:
+    class Deaf(RowCache):
+        def pushed(self, ids: Any, rows: Any, turns: Any) -> None:
+            return
+
+    class Timeless(RowCache):
+        def _oldest(self, clock: int) -> int:
+            return -1
+
+    for kind in (Deaf, Timeless):
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(AssertionError):
+            patch.setitem(globals(), "RowCache", kind)
+            for seed in range(10):
+                Readers(seed, 1, 64, None)
+
+
+# The cache alone
+
+
+def held(cache: RowCache, clock: int, ids: Any) -> Any:
+    """Which ids a worker at this clock finds."""
+    ids = np.asarray(ids)
+    return cache.look(ids, clock, np.empty((len(ids), WORKERS))).hits.tolist()
+
+
+def store(cache: RowCache, ids: Any, version: int, clock: int) -> None:
+    ids = np.asarray(ids)
+    look = cache.look(ids, clock, np.empty((len(ids), WORKERS)))
+    cache.keep(ids, np.ones((len(ids), WORKERS)), version, clock, look)
+
+
+@pytest.mark.parametrize(
+    ("consistency", "last"), [(BSP, 5), (Backup(0.5), 5), (SSP(2), 7)], ids=str
+)
+def test_a_row_is_answered_as_long_as_its_version_may_be_seen(
+    consistency: Consistency, last: int
+) -> None:
+    cache = made(8, consistency)
+    store(cache, [3], version=5, clock=5)
+    assert held(cache, last, [3, 4]) == [True, False] and held(cache, last + 1, [3]) == [False]
+    store(cache, [3], version=4, clock=last)
+    assert held(cache, last, [3]) == [True], "an answer that is too old takes no place"
+
+
+def test_without_staleness_a_row_ends_with_the_round_and_after_some_pulls() -> None:
+    cache = made(8, ASP)
+    store(cache, [3], version=0, clock=0)
+    assert held(cache, 0, [3]) == [True] and held(cache, 1, [3]) == [False]
+    store(cache, [3], version=0, clock=1)
+    found = [held(cache, 1, [3])[0] for _ in range(PULLS_MAX + 1)]
+    assert found == [True] * PULLS_MAX + [False]
+
+
+def test_pushes_of_this_worker_are_seen_at_once() -> None:
+    cache, ids, rows = made(8, SSP(9)), np.array([3]), np.ones((1, WORKERS))
+    turns = np.zeros(1, np.int64)
+    store(cache, ids, 0, 0)
+    cache.pushed(ids, rows, turns)
+    assert held(cache, 0, ids) == [False], "no server has told what it does with pushes"
+    cache.answered(ids, 0)
+    store(cache, ids, 0, 0)
+    look = cache.look(ids, 0, rows)
+    cache.pushed(ids, np.ones((1, WORKERS)), turns)
+    found = np.empty((1, WORKERS))
+    assert cache.look(ids, 0, found).hits.all() and (found == 2).all()
+    # An answer that was asked for ahead of the push may lack it.
+    cache.keep(ids, rows, 5, 0, look)
+    assert cache.look(ids, 0, found).hits.all() and (found == 2).all()
+    for flags in (REPEATED, STEPPED):
+        store(cache, ids, 0, 0)
+        cache.answered(ids, flags)
+        assert held(cache, 0, ids) == [False]
+    store(cache, ids, 0, 0)
+    cache.pushed(ids, rows, turns)
+    assert held(cache, 0, ids) == [False], "an optimizer steps"
+
+
+def test_memory_is_bounded_and_rows_that_are_used_most_stay() -> None:
+    draw = np.random.default_rng(3)
+    cache = made(128, SSP(1000))
+    for _ in range(60):
+        ids = batch(draw, 200, 100_000)
+        look = cache.look(ids, 0, np.empty((len(ids), WORKERS)))
+        left = ids[~look.hits]
+        cache.keep(left, np.ones((len(left), WORKERS)), 0, 0, look)
+    facts = cache.counts()
+    assert facts["kept"] <= facts["most"] == 128 and facts["bytes"] == 128 * WORKERS * 8
+    # The 128 most frequent ids are 0.36 of those of a batch.
+    assert facts["hits"] > 0.22 * (facts["hits"] + facts["misses"])
+    assert all(held(cache, 0, np.arange(8) * 977)), "the most frequent ids"
+
+
+# Stores
+
+
+def test_rounds_have_the_same_bits_with_and_without_kept_rows() -> None:
+    def work(store: ps.Store, comm: Comm) -> None:
+        plain = store.table("plain", dim=4, init="normal:1")
+        kept = store.table("kept", dim=4, init="normal:1", cache_rows=1024)
+        store.set_optimizer(ps.SGD(0.3, momentum=0.9))
+        draw = np.random.default_rng(comm.rank)
+        for _ in range(4):
+            for _ in range(3):
+                ids = draw.choice(batch(draw, 100), 80)
+                expected, found = plain.pull(ids), kept.pull(ids, async_op=True).wait()
+                assert found.tobytes() == expected.tobytes()
+                rows = draw.standard_normal((len(ids), 4)).astype(np.float32)
+                plain.push(ids, rows)
+                kept.push(ids, rows)
+            store.clock()
+        facts = store.stats()["caches"]
+        assert set(facts) == {"kept"} and facts["kept"]["hits"] > facts["kept"]["misses"] / 5
+        assert "table 'kept': " in store.explain() and "rows are kept here" in store.explain()
+
+    succeeded(run_store(work))
+
+
+@pytest.mark.parametrize("consistency", ["asp", ps.SSP(4)], ids=str)
+def test_a_worker_sees_its_own_pushes_of_kept_rows(consistency: Any) -> None:
+    def work(store: ps.Store, comm: Comm) -> None:
+        table = store.table("t", dim=2, cache_rows=64)
+        ids = np.arange(10)
+        for turn in range(6):
+            assert (table.pull([*ids, 3]) == turn).all()
+            table.push(ids, np.ones((10, 2), np.float32))
+        assert table.cache is not None and table.cache.hits >= 40
+        store.set_optimizer(ps.SGD(1.0), "t")
+        table.push(ids, np.ones((10, 2), np.float32))
+        assert (table.pull(ids) == 5).all()
+        table.push(ids, np.ones((10, 2), np.float32))
+        assert (table.pull(ids) == 4).all() and table.pull([]).shape == (0, 2)
+
+    succeeded(run_store(work, workers=1, consistency=consistency))
+
+
+def test_wrong_numbers_of_rows_are_named() -> None:
+    def work(store: ps.Store, comm: Comm) -> None:
+        for wrong in (-1, True, 1.5, 1 << 31):
+            with pytest.raises(InvalidArgumentError, match=f"cache_rows is {wrong}: expected"):
+                store.table("t", dim=2, cache_rows=wrong)  # type: ignore[arg-type]
+        store.table("t", dim=2, cache_rows=8)
+        with pytest.raises(InvalidArgumentError, match="cache_rows is 9 for table 't'"):
+            store.table("t", dim=2, cache_rows=9)
+
+    succeeded(run_store(work, workers=1, servers=1, consistency="asp"))
