@@ -64,8 +64,8 @@ class Reducing(Core):
         sends; one rank folds a part of the array in full precision, in rank order, and encodes it
         once; all ranks, that one included, get what these codes decode to. So no value is rounded
         more than twice. Codes and sums are float32: results of 16 bits are rounded once more at the
-        end, and values of float64 once at the beginning. Between the ranks of a host data keeps
-        full precision if there are several hosts.
+        end, and values of float64 once at the beginning. If there are several hosts, data in host
+        memory keeps full precision between the ranks of a host.
 
         The arrays of a list are independent of each other. Those of equal dtype and up to 256 KiB
         travel in messages of up to 16 MiB. On a device up to 128 arrays of one dtype are one

@@ -36,8 +36,8 @@ def all_reduce(
     avg, band, bor or bxor. ``comm``: the communicator, or None for the world.
     ``deterministic``: True folds in rank order; None takes the setting of the communicator.
     ``compress``: None, or a codec of pycoll.compress that keeps every element, the same on all
-    ranks, as in Communicator.all_reduce; nothing keeps what it leaves out. The collectives of
-    gradients have no codec.
+    ranks, as in Communicator.all_reduce, but without feedback: what it leaves out is lost. The
+    derivative of this call uses no codec.
 
     Returns an array with the shape and dtype of x.
 

@@ -222,14 +222,14 @@ class Store:
         ``rows``: how many, with ids from 0; None for any ids below 2**62. Servers keep the rows
         that were pushed. ``dtype``: "float32", "float64", "int32" or "int64". ``init``: the
         elements of a row before any push: "zeros", "normal:DEVIATION" or "uniform:BOUND" (from
-        -BOUND to BOUND). They depend on ``seed`` and the id alone. ``cache_rows``: at most so many
-        rows that this worker used most stay here, and pulls take them without a message; 0 for
-        none. Workers may pass different numbers.
+        -BOUND to BOUND). They depend on ``seed`` and the id alone. ``cache_rows``: how many rows
+        this worker keeps at most, those that it uses most; pulls take them without a message. 0
+        keeps none. Workers may pass different numbers.
 
-        A row that stays is answered as long as the consistency allows: with "bsp" and Backup within
-        a round, with SSP(s) until its version is s clocks old, with "asp" until this worker's next
-        ``clock``, and in at most 16 pulls. Pulls see this worker's own pushes as ever; rows that an
-        optimizer steps are pulled again after them.
+        Pulls take a kept row as long as the consistency allows: with "bsp" and Backup within a
+        round, with SSP(s) until its version is s clocks old, with "asp" until this worker's next
+        ``clock``, and in at most 16 pulls. Pulls see this worker's own pushes, as without kept
+        rows. Rows that an optimizer steps are pulled again after a push.
 
         Returns a ``Table``. Rows are spread over the servers by a hash of their ids.
 
@@ -698,9 +698,9 @@ class Store:
 
         A new server calls ``pycoll.ps.serve(ticket=...)``, or runs ``python -m pycoll.ps`` with
         ``PYCOLL_TICKET`` set. A new worker, or one that comes back, calls
-        ``pycoll.ps.connect(ticket=...)``. Any worker may call this method. The ticket holds as long
-        as the server that gives it. It is secret: pass it by the environment, a pipe or a private
-        file, never on a command line.
+        ``pycoll.ps.connect(ticket=...)``. Any worker may call this method. The ticket is valid
+        while the server that gave it runs. It is secret: pass it by the environment, a pipe or a
+        private file, never on a command line.
 
         Raises PycollError where the server has no address or free port; TimeoutError;
         PeerLostError.
@@ -735,8 +735,8 @@ class Store:
         """Let a drained server hold shards again.
 
         ``server``: the rank of a server that was drained and still runs. Any worker may call this
-        method. The server is filled where a chain is too short, and takes the place of servers
-        that hold at least two shards more; the others serve meanwhile.
+        method. The server gets shards that too few servers hold, and shards of servers that hold at
+        least two more than it; the others serve meanwhile.
 
         Raises InvalidArgumentError for another server; TimeoutError where the servers have not
         decided within ``timeout_s``; PeerLostError. Cost: the shards that it is given travel once,

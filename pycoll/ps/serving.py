@@ -52,8 +52,9 @@ def serve(
     process must not have called it.
 
     ``ticket``: a text that ``Store.ticket`` of a running store returned, or ``PYCOLL_TICKET``. This
-    process then joins that store alone, as one more server with a new rank. It is filled while the
-    others serve, and takes the places of servers that are gone, or that hold two shards more.
+    process then joins that store alone, as one more server with a new rank. It replaces servers
+    that are gone, and takes shards of servers that hold at least two more than it; the others
+    serve meanwhile.
 
     Returns the number of operations that it served, when worker 0 has left its world and the
     duplicates of that; 0 with a ticket, when the workers have left the store.
@@ -147,11 +148,11 @@ def connect(
 
     ``ticket``: a text that ``Store.ticket`` of a running store returned. This process then joins
     that store alone, and need not have called ``pycoll.init``. ``worker``: the rank of a worker
-    whose process has ended, and in whose place it comes; None for a new worker with a new rank.
+    whose process has ended and which this process replaces; None for a new worker with a new rank.
     ``replicas`` and ``consistency`` are those of the store, and may be left out. The worker begins
     at the clock ``stats()["clock"]``: the servers count it in all rounds from there on. A store
-    with "bsp" takes new workers while its rounds end by ``clock()`` for all keys, and takes no
-    worker back.
+    with "bsp" takes new workers while its rounds end by ``clock()`` for all keys, and cannot
+    replace a worker.
 
     Returns a ``Store``. Its ``close()`` leaves it.
 

@@ -29,8 +29,8 @@ FORM = 1
 class ShardedCodecs:
     """The codecs of a sharded model, as ``compress`` returns them.
 
-    Attributes: ``feedbacks``, the ``Feedback`` of each module by its name; empty without gradients'
-    codec and without feedback.
+    Attributes: ``feedbacks``, the ``Feedback`` of each module by its name; empty without a codec of
+    gradients or without feedback.
     """
 
     def __init__(self) -> None:
@@ -82,8 +82,8 @@ def compress(
         ``feedback``: whether each rank keeps what the gradients' codec leaves out, and adds it in
             the next step.
 
-    Result: a ``ShardedCodecs`` with the residuals. A later call replaces the codecs of an earlier
-    one that it names.
+    Result: a ``ShardedCodecs`` with the residuals. A later call with ``gradients`` or
+    ``parameters`` replaces that codec of an earlier call.
 
     Errors: InvalidArgumentError for a model without FSDP2 modules, for other codecs, and for a
     torch in which modules cannot replace their collectives. A pass raises the errors of
