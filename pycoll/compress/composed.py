@@ -75,6 +75,10 @@ class ComposedCodec(Codec):
             work = feedback.serve(lambda: comm.failure, finish, start)
         return work if async_op else work.wait()
 
+    def encode_block(self, x: Any, step: int) -> Array:
+        """Return the codes of a block in call number ``step`` of a Feedback."""
+        return self.encode(x)
+
     def broadcast(self, comm: Any, x: Any, root: int, **words: Any) -> Any:
         """Run ``comm.broadcast(x, root, compress=self)``; see there."""
         return moved_codes.broadcast(self, comm, x, root, **words)

@@ -62,13 +62,21 @@ class PowerSGD(ComposedCodec):
 
     def encode(self, x: Any) -> Array:
         """Return rows, columns, rank, P and Q of an array, as one axis of uint8."""
+        return self.encode_block(x, 0)
+
+    def encode_block(self, x: Any, step: int) -> Array:
+        """Do the same for call number ``step``, which has a first Q of its own.
+
+        What P leaves out is orthogonal to this Q. With the same Q in every call P would not change,
+        and residuals would never be sent.
+        """
         shape = np.shape(x)
         values = as_float32(x)
         if not self.shrinks(shape):
             head = np.array([1, len(values), 0], np.uint32)
             return np.concatenate([head.view(np.uint8), values.view(np.uint8)])
         matrix = values.reshape(shape[0], -1)
-        p = orthonormal(matrix @ self.first_q(matrix.shape[1]))
+        p = orthonormal(matrix @ self.first_q(matrix.shape[1], step))
         q = np.ascontiguousarray(matrix.T @ p)
         head = np.array([*matrix.shape, self.rank], np.uint32)
         return np.concatenate([one.reshape(-1).view(np.uint8) for one in (head, p, q)])

@@ -99,8 +99,12 @@ class Moved:
             return self.codec.encode(wanted)
         held = self.feedback.memory(self.shape)
         wanted = wanted + (held[rows] if self.shape else held)
-        codes = self.codec.encode(wanted)
-        rest = wanted - self.codec.decode(codes, wanted.size).reshape(wanted.shape)
+        codes = self.codec.encode_block(wanted, self.feedback.step)
+        sent = self.codec.decode(codes, wanted.size).reshape(wanted.shape)
+        # An infinity or a NaN that has been sent leaves nothing.
+        is_sent = (sent == wanted) | (np.isnan(sent) & np.isnan(wanted))
+        with np.errstate(invalid="ignore"):
+            rest = np.where(is_sent, np.float32(0), wanted - sent)
         left_out.append((rows, rest))
         return codes
 

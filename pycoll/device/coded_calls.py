@@ -62,6 +62,7 @@ def run_coded(
     communicator: Core, ready: Ready, async_op: bool, feedback: Any, finish: Callable[[], Any]
 ) -> Any:
     """Run the collective of one array, and return ``finish()``, or a Work of that."""
+    _check_type(ready)
     if feedback is not None:
         feedback.check_free()
 
@@ -92,6 +93,7 @@ def start_coded_list(
     ready = [_member(communicator, one, stream, *words) for one in members]
     call = _core.CallArrays()
     for one in ready:
+        _check_type(one)
         call.add(one.prepared.dtype, one.prepared.op, one.source.shape)
     if len(ready) > 1:  # a shorter list of another rank is found at its first array
         ready = [
@@ -148,6 +150,14 @@ def _member(
     return Ready(prepared, source, member.ends.target, [source.count], place)
 
 
+def _check_type(ready: Ready) -> None:
+    if (ready.source or ready.target).dtype == DType.FLOAT64:
+        raise InvalidArgumentError(
+            "x is float64 on a device: compress takes float16, bfloat16 and float32 there; convert "
+            "the array"
+        )
+
+
 def _nothing() -> None:
     pass
 
@@ -184,12 +194,6 @@ def _launch(
     finish: Callable[[], Any],
 ) -> Any:
     """Launch the collective of one array, the ``number``-th of its call."""
-    dtype = (ready.source or ready.target).dtype
-    if dtype == DType.FLOAT64:
-        raise InvalidArgumentError(
-            "x is float64 on a device: compress takes float16, bfloat16 and float32 there; convert "
-            "the array"
-        )
     kept = None
     if feedback is not None and ready.source is not None:
         kept = _Kept(feedback, tuple(ready.source.shape), number)

@@ -20,7 +20,7 @@ import numpy as np
 from pycoll import _core
 from pycoll.arrays.device_view import DeviceView, Where
 from pycoll.device.device_copies import Copies, Copy
-from pycoll.errors import InvalidArgumentError
+from pycoll.errors import InvalidArgumentError, PycollError
 from pycoll.schedule.collectives import Collective
 from pycoll.types import ITEM_BYTES, DType
 
@@ -211,8 +211,13 @@ class Residual:
         return values if dtype is None else values.astype(dtype)
 
     def _await(self, mark: _core.DeviceMark) -> None:
-        while not self._native.passed(mark):
-            time.sleep(_NAP_S)
+        try:
+            while not self._native.passed(mark):
+                time.sleep(_NAP_S)
+        except PycollError:
+            # Kernels of a communicator that has failed or is closed have ended; the memory stays.
+            if self._native.failure() is None:
+                raise
 
 
 def residual_for(

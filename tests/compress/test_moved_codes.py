@@ -24,9 +24,9 @@ def values(rank: int, kind: Any = np.float32) -> Array:
     return np.random.default_rng(rank).standard_normal((60, 7)).astype(kind)
 
 
-def sent(codec: Any, x: Array) -> Array:
-    """What the codes of a block decode to."""
-    return codec.decode(codec.encode(x), x.size).reshape(x.shape)
+def sent(codec: Any, x: Array, step: int = 0) -> Array:
+    """What the codes of a block in call number ``step`` decode to."""
+    return codec.decode(codec.encode_block(x, step), x.size).reshape(x.shape)
 
 
 def ran(function: Callable[[pycoll.Communicator], Any], transports: str = "shm") -> Any:
@@ -86,21 +86,48 @@ def test_what_is_left_out_is_sent_later(codec: Any) -> None:
         (_, cast, fed), (_, joined, held), (_, share, kept) = calls_of
         if rank == 1:
             rest = xs[1] - sent(codec, xs[1])
-            assert np.array_equal(cast, sent(codec, xs[1] + rest))
+            assert np.array_equal(cast, sent(codec, xs[1] + rest, 1))
             assert np.array_equal(fed.residual, xs[1] + rest - cast)
         else:
             assert fed.residual is None
         rest = xs[rank] - sent(codec, xs[rank])
-        again = sent(codec, xs[rank] + rest)
+        again = sent(codec, xs[rank] + rest, 1)
         assert np.array_equal(joined[60 * rank :][:60], again)
         assert np.array_equal(held.residual, xs[rank] + rest - again)
         own = slice(20 * rank, 20 * rank + 20)
         total = np.zeros((20, 7), np.float32)
         for r, x in enumerate(xs):
             wanted = x[own] if r == rank else x[own] + (x[own] - sent(codec, x[own]))
-            total = (wanted if r == rank else sent(codec, wanted)) + (total if r else 0)
+            total = (wanted if r == rank else sent(codec, wanted, 1)) + (total if r else 0)
         assert np.allclose(share, total, atol=1e-5)
         assert not kept.residual[own].any() and kept.residual.any()
+
+
+@pytest.mark.parametrize("name", ["broadcast", "all_gather", "reduce_scatter"])
+def test_powersgd_sends_in_time_what_it_leaves_out(name: str) -> None:
+    """With one Q for all calls the residual would grow by about the norm of x in each."""
+    xs = [values(rank) for rank in range(3)]
+
+    def calls(comm: pycoll.Communicator) -> float:
+        feedback = Feedback()
+        for _ in range(100):
+            getattr(comm, name)(xs[comm.rank], compress=PowerSGD(1), feedback=feedback)
+        return feedback.norm()
+
+    assert ran(calls)[0] < 40 * np.linalg.norm(xs[0])
+
+
+@pytest.mark.parametrize("name", ["broadcast", "all_gather", "reduce_scatter"])
+def test_an_infinity_that_is_sent_leaves_nothing(name: str) -> None:
+    x = values(0)
+    x[25, 2], x[55, 3] = np.inf, np.nan
+
+    def calls(comm: pycoll.Communicator) -> bool:
+        feedback = Feedback()
+        getattr(comm, name)(x, compress=TopK(0.25), feedback=feedback)
+        return feedback.residual is None or bool(np.isfinite(feedback.residual).all())
+
+    assert all(ran(calls))
 
 
 def test_no_axes_nothing_and_one_rank() -> None:
