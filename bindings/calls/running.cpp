@@ -180,16 +180,15 @@ executor::MessageRequest request_at(const executor::MessageRequest& message,
   return request;
 }
 
-// Starts the message, and waits for it for at most `patience`. The caller waits for the rest, or
-// with `leave` the progress thread.
+// Starts the message. The caller waits for its end, or with `leave` the progress thread.
 std::shared_ptr<engine::Operation> start_message(CommunicatorHandle& handle,
                                                  const executor::MessageRequest& request,
-                                                 Nanoseconds patience, bool leave) {
+                                                 bool leave) {
   engine::Communicator& native = *handle.native;
   const Nanoseconds timeout = handle.timeout();
   if (request.data.bytes <= engine::Call::kShortBytes) {
     std::shared_ptr<engine::Operation> operation = new_operation();
-    if (native.try_start(request, operation, timeout, patience, leave)) return operation;
+    if (native.try_start(request, operation, timeout, 0, leave)) return operation;
     reuse(std::move(operation));
   }
   const ReleasedGil release;
@@ -209,12 +208,16 @@ Status await_message(CommunicatorHandle& handle, std::shared_ptr<engine::Operati
   return status;
 }
 
-// Runs the only message of a call to its end.
+// Runs the only message of a call to its end. It needs no progress thread.
 Status run_message(CommunicatorHandle& handle, const executor::MessageRequest& request) {
-  if (request.data.bytes <= engine::Call::kShortBytes) {
-    return await_message(handle, start_message(handle, request, handle.alone ? kSpin : 0, false));
-  }
   const Nanoseconds timeout = handle.timeout();
+  if (request.data.bytes <= engine::Call::kShortBytes) {
+    std::shared_ptr<engine::Operation> operation = new_operation();
+    if (handle.native->try_start(request, operation, timeout, handle.alone ? kSpin : 0, false)) {
+      return await_message(handle, std::move(operation));
+    }
+    reuse(std::move(operation));
+  }
   const ReleasedGil release;
   return handle.native->run(request, timeout, signal_raised);
 }
@@ -224,7 +227,7 @@ Status exchange_messages(CommunicatorHandle& handle, const KnownCall& call) {
   std::vector<std::shared_ptr<engine::Operation>> operations;
   operations.reserve(call.compiled->messages.size());
   for (const executor::MessageRequest& message : call.compiled->messages) {
-    operations.push_back(start_message(handle, request_at(message, call.parsed), 0, false));
+    operations.push_back(start_message(handle, request_at(message, call.parsed), false));
   }
   Status first;
   for (std::shared_ptr<engine::Operation>& operation : operations) {
@@ -243,7 +246,7 @@ PyObject* leave_message(CallsObject* self, KnownCall& call) {
     request.sender = std::make_shared<int>(executor::kAnyPeer);
     finish = py::cpp_function([sender = request.sender] { return *sender; });
   }
-  auto operation = start_message(*self->state->handle, request, 0, true);
+  auto operation = start_message(*self->state->handle, request, true);
   auto read = py::reinterpret_borrow<py::object>(call.parsed.x);
   return make_work({self->state->handle, std::move(operation), nullptr, part_of(request), true},
                    std::move(call.result), std::move(finish), std::move(read))

@@ -63,6 +63,8 @@ bool Communicator::try_start(const MessageRequest& request,
   if (patience != 0) {
     spin(*operation, patience);
   } else if (!operation->done()) {
+    // Long segments leave some media only with a poll, and the progress thread may nap now.
+    if (leave && request.kind == MessageRequest::Kind::kSend) (void)engine_->carry(false);
     (void)engine_->step_messages();
   }
   if (leave) leave_started(*operation);

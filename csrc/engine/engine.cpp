@@ -371,6 +371,15 @@ void Engine::receive_from_any(const MessageRequest& request, std::shared_ptr<Ope
   }
 }
 
+// Calls that may run along may be long, behind a short one too.
+bool Engine::is_brief() const {
+  for (std::size_t index = 0; index < running_.size(); ++index) {
+    const Pending& pending = running_[index].pending;
+    if (pending.call == nullptr || !pending.call->is_short()) return false;
+  }
+  return long_messages_ == 0 && !long_arrives_;
+}
+
 bool Engine::step() {
   const bool moved = step_collectives(true);
   if (!failure_.ok()) return moved;
@@ -411,6 +420,7 @@ bool Engine::step_collectives(bool all) {
 // A rank that waits for a send also receives: two ranks that send to each other, or a ring of
 // ranks, must not deadlock.
 bool Engine::step_messages() {
+  long_arrives_ = false;
   if ((message_deadlines_.empty() && probes_.empty()) || inquires()) return false;
   bool moved = false;
   const bool any_sending =
@@ -425,6 +435,7 @@ bool Engine::step_messages() {
       moved |= mailbox.advance_sends(send_channel(peer, transport::kMessageChannel));
     }
     moved |= mailbox.advance_recvs(recv_channel(peer, transport::kMessageChannel));
+    long_arrives_ |= mailbox.arriving() > Call::kShortBytes;
     if (mailbox.broken()) {
       const std::string how = "it sent a malformed message";
       give_up(peer_lost_verdict(peer, how, current_text(peer), options_.names), peer, how);

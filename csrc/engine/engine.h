@@ -109,8 +109,9 @@ class Engine final : public ChannelSource {
   bool vacant() const { return vacant_.load(std::memory_order_acquire); }
   // Whether the oldest running collective is a short call.
   bool runs_short() const { return runs_call() && running_.front().pending.call->is_short(); }
-  // Whether everything in progress is short: the oldest running collective and all open messages.
-  bool is_brief() const { return (running_.empty() || runs_short()) && long_messages_ == 0; }
+  // Whether everything in progress is short: all running collectives, all open messages, and the
+  // messages that arrive without a receive.
+  bool is_brief() const;
 
   // Does a bounded piece of work; true if anything moved. Returns
   // when a collective ends, even if more could move.
@@ -246,6 +247,7 @@ class Engine final : public ChannelSource {
   void look_at_overtaking(Nanoseconds now);
   void tell_refused(transport::Numbers numbers, const std::string& why);
   void drop_leader(int peer, const transport::Refusals& refusals);
+  bool has_more_of(int peer);
   bool look_at_links(bool moved);
   void look_at_deadlines(Nanoseconds now);
   bool awaits(int peer) const;
@@ -297,6 +299,7 @@ class Engine final : public ChannelSource {
   Nanoseconds began_ = 0;
   std::vector<Deadline> message_deadlines_;
   std::size_t long_messages_ = 0;  // open messages that are long
+  bool long_arrives_ = false;      // a long message was arriving at the last step_messages()
   std::uint64_t sequence_ = 0;     // of the oldest running operation, or of the last one that ran
   transport::Descriptor descriptor_;      // of operation sequence_
   std::atomic<std::uint64_t> called_{0};  // sequence number of the operation that was started last

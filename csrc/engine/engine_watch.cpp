@@ -208,6 +208,14 @@ bool Engine::awaits(int peer) const {
   return waits;
 }
 
+// Whether messages of this peer have come that the next step() takes; each step takes a few only.
+bool Engine::has_more_of(int peer) {
+  const auto& mailbox = mailboxes_[static_cast<std::size_t>(peer)];
+  if (mailbox == nullptr || inquires()) return false;
+  if (!mailbox->receiving() && from_any_.recvs.empty() && probes_.empty()) return false;
+  return recv_channel(peer, transport::kMessageChannel).peek() != nullptr;
+}
+
 // The poll that found a link closed has made everything receivable that the peer sent before. If
 // this rank waits for more from that peer, it fails. A dead peer fails the communicator in any
 // case, but first everything moves that can move without it.
@@ -216,7 +224,7 @@ bool Engine::look_at_links(bool moved) {
     Link* link = links_[static_cast<std::size_t>(peer)];
     if (link == nullptr) continue;
     const LinkState state = link->state();
-    if (state == LinkState::kOpen) continue;
+    if (state == LinkState::kOpen || has_more_of(peer)) continue;
     if ((state == LinkState::kClosed || moved) && !awaits(peer)) continue;
     const std::string how =
         state == LinkState::kClosed

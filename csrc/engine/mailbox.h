@@ -74,6 +74,9 @@ class Mailbox {
     return !recvs_.empty() || (arriving_ && arrivals_.back().claim.has_value());
   }
 
+  // Bytes of the whole message of which a part has arrived; 0 if there is none.
+  std::uint64_t arriving() const { return arriving_ ? arrivals_.back().total : 0; }
+
   // Whether a part of the message that `operation` receives has arrived.
   bool brings(const Operation& operation) const;
   // Tags of complete unclaimed messages, ascending.

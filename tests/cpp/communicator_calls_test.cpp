@@ -117,6 +117,20 @@ TEST(messages_wait_for_nobody_and_calls_go_on_beside_them) {
   }
 }
 
+// Also where a medium gathers segments of this length until a poll.
+TEST(a_send_that_is_left_leaves_at_once) {
+  for (const Fabric fabric : kFabrics) {
+    CommunicatorWorld world(2, fabric);
+    std::vector<Element> data = input_of(0, 0, Call::kShortBytes / sizeof(Element));
+    std::vector<Element> got(data.size());
+    const auto operation = std::make_shared<Operation>();
+    CHECK(world.at(0).try_start(send_to(1, 2, data), operation, kPatience, 0, true), "not started");
+    CHECK(operation->done(), "it waits for the progress thread");
+    expect_ok(world.at(1).run(recv_from(0, 2, got), kPatience, nullptr), "recv");
+    CHECK(got == data, "what arrived differs");
+  }
+}
+
 TEST(nothing_starts_quickly_beside_a_long_message) {
   CommunicatorWorld world(2, Fabric::kShm);
   std::vector<Element> data = input_of(0, 0, 1 << 16), got(1 << 16), brief(2);

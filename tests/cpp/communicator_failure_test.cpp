@@ -353,4 +353,44 @@ TEST(a_forked_child_is_refused_and_the_parent_goes_on) {
   }
 }
 
+// A peer may have sent more messages than a step takes, and then left in good order.
+TEST(what_a_rank_sent_before_it_left_is_received) {
+  constexpr std::uint32_t kMessages = 20;
+  SocketPair pair = unix_pair();
+  std::vector<UniqueFd> ends;
+  ends.push_back(std::move(pair.near));
+  ends.push_back(std::move(pair.far));
+  std::vector<std::unique_ptr<engine::Engine>> engines(2);
+  for (int rank = 0; rank < 2; ++rank) {
+    const auto index = static_cast<std::size_t>(rank);
+    auto tcp = std::make_shared<transport::TcpTransport>(rank, 2);
+    std::vector<UniqueFd> sockets;
+    sockets.push_back(std::move(ends[index]));
+    CHECK(tcp->attach(1 - rank, std::move(sockets), "peer").ok(), "not attached");
+    engine::EngineOptions options;
+    options.rank = rank;
+    options.size = 2;
+    options.transports.push_back(std::move(tcp));
+    options.clock = std::make_shared<SteadyClock>();
+    CHECK(engine::Engine::create(std::move(options), &engines[index]).ok(), "rank %d", rank);
+  }
+  std::vector<std::vector<Element>> sent, got(kMessages, std::vector<Element>(3));
+  for (std::uint32_t tag = 0; tag < kMessages; ++tag) {
+    sent.push_back(input_of(1, static_cast<int>(tag), 3));
+    CHECK(engines[1]->start(send_to(0, tag, sent.back()), kPatience)->done(), "it waits");
+  }
+  engines[1]->close();
+  std::vector<std::shared_ptr<engine::Operation>> recvs;
+  for (std::uint32_t tag = 0; tag < kMessages; ++tag) {
+    recvs.push_back(engines[0]->start(recv_from(1, tag, got[tag]), kPatience));
+  }
+  while (engines[0]->watch()) {
+  }
+  for (const auto& recv : recvs) {
+    CHECK(recv->done() && recv->status().ok(), "%s", recv->status().message().c_str());
+  }
+  CHECK(got == sent, "what arrived differs");
+  engines[0]->close();
+}
+
 RUN_TESTS()
