@@ -76,7 +76,8 @@ TEST(leads_run_ahead_while_there_is_room) {
 // Three peers share the link: the leads stay within 512 KiB, which are two tiles of 3 * 64 KiB, or
 // three of 3 * 56 KiB, both less than a channel holds.
 TEST(leads_to_several_peers_stay_near) {
-  for (const std::size_t segment : {transport::kSegmentBytesMax, transport::kSegmentBytesMax / 8 * 7}) {
+  for (const std::size_t segment :
+       {transport::kSegmentBytesMax, transport::kSegmentBytesMax / 8 * 7}) {
     Ranks ranks(4);
     std::vector<Element> data = input_of(0, 0, 9 * segment / sizeof(Element));
     auto request = all_reduce(direct_plan(4, 0), data, data);
