@@ -7,7 +7,8 @@ from harness import python
 #: Modules of ours behind ``pycoll.all_reduce``; joining, plans, proofs and tools come later.
 OURS = """
     _core arrays arrays.device_view arrays.host_arrays arrays.p2p_message arrays.registry
-    arrays.rows comm comm.codecs comm.communicator comm.cpu_balancing comm.data_movement comm.dynamo
+    arrays.rows comm comm.coded_ends comm.codecs comm.communicator comm.cpu_balancing
+    comm.data_movement comm.dynamo
     comm.objects comm.operations comm.pickled comm.point_to_point comm.reductions comm.work
     comm.world errors
     foreign_words ops schedule schedule.collectives types

@@ -293,8 +293,8 @@ def test_bad_arguments_are_told(world: ThreadWorld) -> None:
                 x, algorithm="ring", compress=INT8
             ),
             "compress is None: pass a codec": lambda: comm.all_reduce(x, feedback=Feedback()),
-            "this collective takes codecs that keep every element": lambda: comm.all_gather(
-                x, compress=TopK(0.5)
+            "x is on cuda:0: TopK(density=0.5) takes arrays in host memory": lambda: (
+                comm.all_gather(x, compress=TopK(0.5))
             ),
             "x is on cuda:0: compress takes arrays in host memory": lambda: comm.all_reduce(
                 x, compress=TopK(0.5)

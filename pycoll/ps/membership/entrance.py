@@ -54,8 +54,11 @@ class Entrance:
         self._thread.start()
 
     def _run(self) -> None:
+        # poll() takes descriptors of any number; select() refuses those above 1023.
+        poller = select.poll()
+        poller.register(self._listener, select.POLLIN)
         while not self._closed:
-            ready, _, _ = select.select([self._listener], [], [], _LOOK_S)
+            ready = poller.poll(1000 * _LOOK_S)
             try:
                 if ready:
                     self._receive()
