@@ -88,7 +88,9 @@ class _ElasticHosts(HostsJob):
                 if time.monotonic() >= until and not self._answer_by:
                     least = limits.ranks_min or 1
                     return Verdict(too_few(limits.patience_s, 0, least), 1)
-            elif last is None and (self._first.ended or self._first.verdict is not None):
+            elif not self._is_node_0_ending(self._first):
+                last = None
+            elif last is None:
                 last = time.monotonic() + _LAST_S
         return self._conclude(self._first)
 

@@ -118,6 +118,11 @@ def _run(order: Mapping[str, Any], go: Any, listener: socket.socket | None, conf
         # From now on the launcher sends its pulse.
         write_note(order["mark"], {"started": True})
 
+    def heard() -> None:
+        # The launcher may have ended, which the end of stdin tells.
+        with contextlib.suppress(OSError):
+            write_note(order["mark"], {"heard": True})
+
     threading.Thread(target=_end_with_launcher, args=(met,), daemon=True).start()
     call = order["call"]
     held = folder_of_call(base64.b64decode(call)) if call is not None else None
@@ -136,6 +141,8 @@ def _run(order: Mapping[str, Any], go: Any, listener: socket.socket | None, conf
             output_folder=order["output_folder"],
             control=0,
             started=started,
+            # The launcher asks node 0 alone how the job goes, so it has to know that node 0 runs.
+            heard=heard if go["node"] == 0 else None,
             ended=lambda verdict: write_note(order["mark"], {"verdict": verdict._asdict()}),
         )
         status = launch(options)

@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
-from pycoll.bootstrap.rendezvous.frames import PULSE_S
+from pycoll.bootstrap.rendezvous.frames import PULSE_S, SILENCE_S
 from pycoll.config import PREFIX, Config
 from pycoll.errors import InvalidArgumentError, TransportError
 from pycoll.launch.elastic_jobs import ElasticOptions
@@ -117,6 +117,8 @@ class HostAgent:
         #: Whether its ranks run, so that it expects a pulse.
         self.started = False
         self.ended = False
+        #: When its last note came, on the monotonic clock. Node 0 answers each pulse with one.
+        self.heard = 0.0
         #: Why the job has failed, in the words of this agent.
         self.verdict: Verdict | None = None
         self._lock = threading.Lock()
@@ -308,6 +310,7 @@ class HostsJob:
         del agent.words[:-_WORDS_MAX]
 
     def _take(self, agent: HostAgent, note: Any) -> None:
+        agent.heard = time.monotonic()
         if "verdict" in note:
             agent.verdict = Verdict(**note["verdict"])
             self._verdicts.append(agent.verdict)
@@ -399,7 +402,9 @@ class HostsJob:
         self._begin_pulse()
         while not all(agent.ended for agent in self._agents):
             self._watch_once()
-            if last is None and self._is_ending():
+            if not self._is_ending():
+                last = None
+            elif last is None:
                 last = time.monotonic() + _LAST_S
             if last is not None and time.monotonic() >= last:
                 # The agents that are left have had their time; they are stopped, or unreachable.
@@ -411,10 +416,16 @@ class HostsJob:
         """Return whether the job has ended on some host, so that it ends on the others soon."""
         if self._work.tolerate:
             # A host may be lost, and node 0 knows whether the others go on.
-            first = self._agents[0]
-            return first.ended or first.verdict is not None
+            return self._is_node_0_ending(self._agents[0])
         ended = [agent for agent in self._agents if agent.ended]
         return any(agent.process.returncode or self._verdicts for agent in ended)
+
+    def _is_node_0_ending(self, first: HostAgent) -> bool:
+        """Return whether the job has ended for node 0, or for others while node 0 stands still."""
+        if first.ended or first.verdict is not None:
+            return True
+        silent = first.started and time.monotonic() - first.heard > SILENCE_S
+        return silent and bool(self._verdicts)
 
     def _begin_pulse(self) -> None:
         # A thread of its own, since writing output may block.

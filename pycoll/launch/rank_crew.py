@@ -68,7 +68,8 @@ class LaunchOptions:
     another one (host_notes.py): signals, as if it had got them itself, a pulse, and numbers of
     slots. Its end or silence counts as SIGHUP, and ranks do not read stdin. ``servers`` is the
     number of further ranks, which run pycoll's own loop instead of the command, and end with the
-    others. ``ended`` is called with the job's failure, if there is one.
+    others. ``ended`` is called with the job's failure, if there is one; ``heard`` each time that
+    something comes from ``control``.
     """
 
     ranks: int
@@ -85,6 +86,7 @@ class LaunchOptions:
     output_folder: str | None = None
     control: int | None = None
     ended: Callable[[Verdict], object] | None = None
+    heard: Callable[[], object] | None = None
     servers: int = 0
 
     @property
@@ -329,6 +331,8 @@ class Crew:
                 self._signals.append(signum)
         if not piece:
             self._lose_control(control)
+        elif self._options.heard is not None:
+            self._options.heard()
 
     def _set_slots(self, slots: int) -> None:
         """Take this host's number of slots; the ranks of a fixed job stay as they are."""
