@@ -51,7 +51,8 @@ class ServerMachine:
         self._word: Message | None = None
         self._make_shard = make_shard
         self._early: list[tuple[int, Message]] = []
-        #: The shards whose servers the accepted view changes; until it holds, they rest.
+        #: The shards whose servers an accepted view changes. They rest until a view holds, in which
+        #: workers send again: a later update must not be applied without one that was ignored.
         self._resting: frozenset[int] = frozenset()
         #: Messages of the replicas for the view manager.
         self._reports: list[Message] = []
@@ -196,12 +197,14 @@ class ServerMachine:
                 self.out += [(worker, told) for worker in sorted(self.workers)]
             return
         view, accepted = voter.view, voter.accepted
-        self._resting = frozenset(
+        changed = frozenset(
             shard
             for shard, chain in enumerate(view.chains)
             if (chain, view.filling[shard]) != (accepted.chains[shard], accepted.filling[shard])
         )
-        if view.number > self.view.number:
+        is_new = view.number > self.view.number
+        self._resting = changed if is_new else self._resting | changed
+        if is_new:
             self._adopt(view)
 
     def _adopt(self, view: View) -> None:

@@ -1,0 +1,37 @@
+"""What servers do while their views change, message by message."""
+
+from __future__ import annotations
+
+from simulated_servers import World
+
+from pycoll.ps.consistency import ASP
+from pycoll.ps.messages import Kind, Message
+from pycoll.ps.views import View
+
+
+def proposed(view: View, kind: Kind = Kind.PROPOSE) -> Message:
+    return Message(kind, view=view.number, payload=view.to_bytes())
+
+
+def test_a_shard_rests_until_a_view_holds_though_its_servers_are_the_same_again() -> None:
+    world = World(1, ASP, workers=3, servers=3)
+    first = world.view
+    server = world.servers[4]
+    filled = first._replace(number=2, filling=(-1, 5, -1))
+    again = first._replace(number=3, servers=(3, 4))
+
+    def push(view: View, seq: int) -> None:
+        bit = 1 << seq
+        update = Message(Kind.PUSH, 1, view.number, 1, worker=0, seq=seq, payload=bit)
+        server.hear(0, update)
+
+    server.hear(0, Message(Kind.LOAD, 1, 1, 1, worker=0, seq=1, payload=0))
+    server.hear(3, proposed(filled))
+    push(first, 2)
+    server.hear(3, proposed(again))
+    # Were this one applied, the one that was ignored would count as a repetition.
+    push(first, 3)
+    server.hear(3, proposed(again, Kind.VIEW))
+    for seq in (2, 3):
+        push(again, seq)
+    assert server.replicas[1].shard.parts[1, 0].value == 0b1100
