@@ -31,7 +31,10 @@ class Request:
     the request wait, and its clock.
     """
 
-    __slots__ = ("answer", "failure", "is_counted", "lost", "message", "slowest", "target", "then")
+    __slots__ = (
+        *("answer", "failure", "is_counted", "lost", "message", "receiver", "slowest"),
+        *("target", "then"),
+    )
 
     def __init__(self, message: Message, target: Any) -> None:
         self.message = message
@@ -42,6 +45,8 @@ class Request:
         self.slowest: tuple[int, int] | None = None
         #: Whether it is one of the pushes on their way.
         self.is_counted = False
+        #: The server whose answer is being received in ``target``, for the owner.
+        self.receiver: int | None = None
         #: Called when the request has ended.
         self.then: Callable[[Request], None] | None = None
 
@@ -219,6 +224,14 @@ class ClientMachine:
         self._count_off(server)
         if self.gone.issuperset(self.view.servers):
             self._resend()
+
+    def lose_receiver(self, server: int) -> None:
+        """Send requests again whose answer has come in part, from a server that is gone."""
+        for shard, lane in enumerate(self._lanes):
+            for request in [*lane.updates.values(), *lane.reads.values()]:
+                if request.receiver == server:
+                    request.receiver = None
+                    self._send(shard, request)
 
     # Newcomers
 

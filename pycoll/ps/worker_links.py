@@ -6,6 +6,7 @@ From then on a thread for each connection receives.
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -176,24 +177,40 @@ class WorkerLinks:
     def _receive(self, server: int, link: Link, patience_s: float) -> bool:
         """Take one message, or the loss of the connection; return whether there was one."""
         try:
-            message = link.receive(patience_s, self._place)
+            message = link.receive(patience_s, functools.partial(self._place, server))
             if message is None:
                 return False
             with self._lock:
-                self.machine.hear(server, message)
+                request = self.machine.asked(message)
+                is_second = request is not None and request.receiver not in (None, server)
+                if not is_second or message.kind is Kind.HELD:
+                    self.machine.hear(server, message)
                 self._send()
             return True
         except PycollError:
             with self._lock:
                 self.machine.lose(server)
+                self.machine.lose_receiver(server)
                 self._send()
             return True
 
-    def _place(self, message: Message, nbytes: int) -> Bytes | None:
+    def _place(self, server: int, message: Message, nbytes: int) -> Bytes | None:
+        """Return the caller's memory for an answer.
+
+        After a change of the view two servers may answer one request at once. Only the first answer
+        that begins to come is received there, and the other one is dropped.
+        """
         with self._lock:
             request = self.machine.asked(message)
-        target = None if request is None or message.kind is not Kind.VALUE else request.target
-        return target if target is not None and target.nbytes == nbytes else None
+            if request is None or message.kind is not Kind.VALUE:
+                return None
+            target: Bytes | None = request.target
+            if target is None or target.nbytes != nbytes:
+                return None
+            if request.receiver not in (None, server):
+                return None
+            request.receiver = server
+            return target
 
     def close(self) -> None:
         """Say goodbye to the servers, and close the connections."""
