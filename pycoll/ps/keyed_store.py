@@ -321,6 +321,9 @@ class Store:
                     "bfloat16, float32 or float64; for tables float32 or float64"
                 )
         form = optimizer.to_bytes()
+        for name, one in self._tables.items():
+            if one.cache is not None and key in (None, name) and one.terms.dtype in FRACTIONS:
+                one.cache.step()
         requests = [
             self._begin(Kind.OPTIMIZE, shard, payload=form, **facts)
             for shard in range(self._shards)

@@ -158,7 +158,9 @@ class WorkerLinks:
                     self._look(requests, min(left, _LOOK_S))
                 finally:
                     self._receiving.release()
-        return True
+        # Another thread may have set the last answer, and be about to call ``then``.
+        with self._lock:
+            return True
 
     def _look(self, requests: Sequence[Request], patience_s: float) -> None:
         """Receive what comes from the server that should answer next, and from the others."""

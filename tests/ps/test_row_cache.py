@@ -206,6 +206,42 @@ def test_pushes_of_this_worker_are_seen_at_once() -> None:
     assert held(cache, 0, ids) == [False], "an optimizer steps"
 
 
+def test_rows_end_with_the_round_at_any_clock() -> None:
+    cache = made(8, ASP)
+    for clock in (1 << 23, (1 << 23) + 1, 1 << 62):
+        assert held(cache, clock, [3]) == [False]
+        store(cache, [3], version=0, clock=clock)
+        assert held(cache, clock, [3]) == [True]
+
+
+def test_an_answer_that_may_lack_a_push_of_this_worker_is_not_kept() -> None:
+    cache, ids, rows = made(8, SSP(9)), np.array([3]), np.ones((1, WORKERS))
+    with cache.sending():
+        cache.pushed(ids, rows, np.zeros(1, np.int64))
+        # Another thread's pull, which is sent ahead of the push.
+        look = cache.look(ids, 0, rows)
+        cache.keep(ids, rows, 0, 0, look)
+        assert held(cache, 0, ids) == [False]
+    cache.keep(ids, rows, 0, 0, look)
+    assert held(cache, 0, ids) == [False]
+    store(cache, ids, 0, 0)
+    assert held(cache, 0, ids) == [True]
+
+
+def test_rows_of_a_push_that_failed_or_that_an_optimizer_will_step_are_forgotten() -> None:
+    cache, ids, rows = made(8, SSP(9)), np.array([3]), np.ones((1, WORKERS))
+    store(cache, ids, 0, 0)
+    cache.answered(ids, 0)
+    cache.failed(ids)
+    assert held(cache, 0, ids) == [False]
+    store(cache, ids, 0, 0)
+    cache.step()
+    cache.answered(ids, 0)
+    assert held(cache, 0, ids) == [True], "only a push changes the row"
+    cache.pushed(ids, rows, np.zeros(1, np.int64))
+    assert held(cache, 0, ids) == [False]
+
+
 def test_memory_is_bounded_and_rows_that_are_used_most_stay() -> None:
     draw = np.random.default_rng(3)
     cache = made(128, SSP(1000))

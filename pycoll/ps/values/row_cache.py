@@ -11,7 +11,9 @@ its round, in at most ``PULLS_MAX`` pulls of the table.
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,7 +37,6 @@ PULLS_MAX = 16
 _WAYS = 4
 #: How many other ids a row survives in its slot after its last use.
 _USES = 7
-_CLOCK_BITS = 40
 
 
 def check_cache(rows: Any) -> None:
@@ -71,13 +72,18 @@ class RowCache:
         self._sets = 1 << max(0, (rows // _WAYS).bit_length() - 1)
         size = self._sets * min(rows, _WAYS)
         self._ids = np.full(size, -1, np.int64)
-        #: By slot the version of its row; with "asp" the moment of its pull, as ``_now`` tells it.
+        #: By slot the version of its row; with "asp" the number of its pull.
         self._versions = np.zeros(size, np.int64)
         self._uses = np.zeros(size, np.int8)
         self._rows = np.empty((size, terms.dim), numpy_dtype(terms.dtype))
         self._pulls = 0
-        #: Pushes of this worker that have begun. An answer to an earlier pull may lack them.
+        #: The worker's newest clock, and the number of the first pull at that clock.
+        self._clock, self._since = 0, 0
+        #: Counts this worker's pushes twice: as they begin, and when they have been sent. An answer
+        #: to an earlier pull may lack them.
         self._pushes = 0
+        #: Pushes that are being sent by now. An answer may lack them.
+        self._sending = 0
         #: Whether servers add what is pushed; None until a server has answered a push.
         self._adds: bool | None = None
 
@@ -92,10 +98,9 @@ class RowCache:
         """Return the smallest version that a worker at this clock may see."""
         if self._staleness is not None:
             return clock - self._staleness
-        return max(clock << _CLOCK_BITS, self._now(clock) - PULLS_MAX)
-
-    def _now(self, clock: int) -> int:
-        return (clock << _CLOCK_BITS) + self._pulls
+        if clock > self._clock:
+            self._clock, self._since = clock, self._pulls + 1
+        return max(self._since, self._pulls - PULLS_MAX)
 
     def _slots(self, ids: Ids) -> Places:
         """Return the slots of the set of each id, a row for each."""
@@ -113,6 +118,7 @@ class RowCache:
     def look(self, ids: Ids, clock: int, target: Array) -> Lookup:
         """Copy the rows that are here to their places in ``target``; ``clock``: the worker's."""
         with self._lock:
+            self._oldest(clock)
             self._pulls += 1
             slots = self._find(ids)
             hits = (slots >= 0) & (self._versions[slots] >= self._oldest(clock))
@@ -121,7 +127,7 @@ class RowCache:
             target[hits] = self._rows[used]
             self.hits += len(used)
             self.misses += len(ids) - len(used)
-            return Lookup(hits, self._now(clock), self._pushes)
+            return Lookup(hits, self._pulls, self._pushes)
 
     def keep(self, ids: Ids, rows: Array, version: int, clock: int, look: Lookup) -> None:
         """Keep rows of different ids that a server has answered after a look.
@@ -131,7 +137,7 @@ class RowCache:
         stamp = look.stamp if self._staleness is None else version
         with self._lock:
             oldest = self._oldest(clock)
-            if stamp < oldest or look.pushes != self._pushes:
+            if stamp < oldest or self._sending or look.pushes != self._pushes:
                 return
             for _ in range(_WAYS):
                 taken = self._enter(ids, rows, stamp, oldest)
@@ -176,6 +182,30 @@ class RowCache:
                 self._rows[slots[here]] += rows[turns[here]]
             else:
                 self._ids[slots[here]] = -1
+
+    @contextlib.contextmanager
+    def sending(self) -> Iterator[None]:
+        """Keep no answer that may lack the push which the block notes and sends.
+
+        Another thread's pull may be sent in between.
+        """
+        with self._lock:
+            self._sending += not self._folds
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._sending -= not self._folds
+                self._pushes += not self._folds
+
+    def step(self) -> None:
+        """Note that this worker gives the table an optimizer: later pushes are no sums."""
+        with self._lock:
+            self._adds = False
+
+    def failed(self, ids: Ids) -> None:
+        """Note that a push of these ids has failed, so servers may lack it."""
+        self.answered(ids, REPEATED)
 
     def answered(self, ids: Ids, flags: int) -> None:
         """Note the flags of the answer to a push of these ids."""

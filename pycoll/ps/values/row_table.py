@@ -6,6 +6,7 @@ and rows of a message are copied while earlier ones travel.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 from collections.abc import Callable
@@ -205,20 +206,28 @@ class Table:
             total = self._rows_in(self._store._memory.take(len(ids) * self.terms.row_bytes))
             _core.sum_rows(_core.view(total), _core.view(spread.places), _core.view(rows))
             rows, source = total, np.arange(len(ids))
-        if self.cache is not None:
-            self.cache.pushed(ids, rows, source)
+        with contextlib.nullcontext() if self.cache is None else self.cache.sending():
+            if self.cache is not None:
+                self.cache.pushed(ids, rows, source)
+            requests = self._send(spread.bounds, ids, rows, source, priority)
+        # Meanwhile the servers work.
+        self._hot.note(wanted)
+        return self._store._go(requests, f"push of table {self.name!r}", _none, async_op)
+
+    def _send(
+        self, bounds: list[int], ids: Ids, rows: Any, source: Any, priority: int
+    ) -> list[Request]:
+        """Begin the pushes of ``rows[source]`` for these ids, by shard."""
         given = _core.view(rows)
         requests = []
-        for shard, begin, end in self._ranges(spread.bounds):
+        for shard, begin, end in self._ranges(bounds):
             count = end - begin
             payload = self._store._memory.take(count * (8 + self.terms.row_bytes))
             payload[: 8 * count].view(np.int64)[:] = ids[begin:end]
             target = _core.view(self._rows_in(payload[8 * count :]))
             _core.take_rows(target, given, _core.view(source[begin:end]))
             requests.append(self._push(shard, payload, priority, ids[begin:end]))
-        # Meanwhile the servers work.
-        self._hot.note(wanted)
-        return self._store._go(requests, f"push of table {self.name!r}", _none, async_op)
+        return requests
 
     def _push(self, shard: int, payload: Any, priority: int, ids: Ids) -> Request:
         store = self._store
@@ -240,6 +249,8 @@ class Table:
         self._store._note_dropped(request)
         if request.answer is not None:
             cache.answered(ids, request.answer.flags)
+        else:
+            cache.failed(ids)
 
     def hot(self, count: int = 10) -> list[tuple[int, int]]:
         """Return the ids that this worker used most, as (id, at least how often).
