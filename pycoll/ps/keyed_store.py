@@ -716,7 +716,7 @@ class Store:
         asked = self._begin(Kind.INVITE, 0)
         self._wait([asked], "ticket")
         assert asked.answer is not None
-        return bytes(asked.answer.payload).decode()
+        return self._links.ticket(bytes(asked.answer.payload))
 
     def drain(self, server: int) -> None:
         """Move all shards of a server to the others, so that its process may be ended.

@@ -142,11 +142,11 @@ class ServerThreads:
     # Newcomers
 
     def _invite(self, link: Link, request: Message) -> None:
-        """Answer a worker that asks for a ticket."""
+        """Answer a worker that asks for a ticket by the place where newcomers meet this server."""
         try:
             if self._entrance is None:
                 self._entrance = Entrance(self._home, self._admit)
-            answer, text = Kind.TEXT, self._entrance.ticket
+            answer, text = Kind.TEXT, self._entrance.place
         except (PycollError, OSError) as error:
             answer, text = Kind.FAILED, str(error)
         told = request._replace(kind=answer, after=1, flags=0, payload=text.encode())

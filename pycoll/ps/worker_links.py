@@ -69,6 +69,10 @@ class WorkerLinks:
             self._send()
             return requests
 
+    def ticket(self, place: bytes) -> str:
+        """Return the ticket to the place where a server meets newcomers."""
+        return self._home.ticket(place)
+
     def wish(self, kind: Kind, server: int) -> None:
         """Ask the view manager to DRAIN or ADD a server."""
         with self._lock:

@@ -19,8 +19,10 @@ from harness import ROOT, TIMEOUT_S, succeeded
 from stores import Comm, run_store
 
 from pycoll import InvalidArgumentError, PeerLostError, PycollError, TimeoutError, ps
+from pycoll.bootstrap.rendezvous.meeting import SECRET_BYTES, Meeting
 from pycoll.ps.membership import arrivals
 from pycoll.ps.membership.newcomers import make_ticket, read_ticket
+from pycoll.ps.messages import Kind
 
 
 def run(work: Callable[[ps.Store, str], Any], workers: int = 2, **terms: Any) -> Any:
@@ -57,6 +59,19 @@ def serving(ticket: str) -> Iterator[list[int]]:
     thread = threading.Thread(target=lambda: results.append(ps.serve(ticket=ticket)))
     thread.start()
     yield results
+
+
+def test_the_key_of_a_ticket_does_not_travel() -> None:
+    def work(store: ps.Store, ticket: str) -> None:
+        asked = store._begin(Kind.INVITE, 0)
+        store._wait([asked], "ticket")
+        assert asked.answer is not None
+        place = Meeting.from_bytes(bytes(asked.answer.payload))
+        meeting = Meeting.from_bytes(read_ticket(ticket)[1].encode())
+        assert place.secret == b"" and len(meeting.secret) == SECRET_BYTES
+        assert meeting._replace(secret=b"") == place
+
+    run(work)
 
 
 def test_a_new_server_takes_shards_and_serves_until_the_store_ends() -> None:

@@ -15,7 +15,7 @@ from pycoll.bootstrap.rendezvous.meeting import offer
 from pycoll.bootstrap.rendezvous.store import serve_store
 from pycoll.errors import PycollError
 from pycoll.ps.membership.new_links import Home
-from pycoll.ps.membership.newcomers import VERSION, Newcomer, make_ticket
+from pycoll.ps.membership.newcomers import VERSION, Newcomer
 from pycoll.untrusted import json_object, read_json
 
 #: The members of a newcomer's first message. ``replicas`` and ``consistency``: the terms that it
@@ -44,12 +44,13 @@ class Entrance:
         config = home.circle.config
         self._listener = listen_in_range(None, config.port_range)
         try:
-            meeting = offer(config, self._listener, home.circle.key)
+            meeting = offer(config, self._listener, b"")
         except BaseException:
             self._listener.close()
             raise
-        #: The text by which a process finds this place. It is secret.
-        self.ticket = make_ticket(home.name, meeting.to_bytes().decode())
+        #: The text by which a process finds this place. Each process of the store makes a ticket of
+        #: it with the key that it knows, so the key does not travel.
+        self.place = meeting.to_bytes().decode()
         self._thread = threading.Thread(target=self._run, name="pycoll-entrance", daemon=True)
         self._thread.start()
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from pycoll.bootstrap.deadline import Deadline
 from pycoll.bootstrap.rendezvous.meeting import Meeting
 from pycoll.errors import PycollError
-from pycoll.ps.membership.newcomers import Newcomer
+from pycoll.ps.membership.newcomers import Newcomer, make_ticket
 from pycoll.ps.server_links import Circle, Link
 
 #: Takes a connection to a newcomer, or None where it cannot be reached. Another thread calls it.
@@ -31,6 +31,11 @@ class Home(NamedTuple):
     def timeout_s(self) -> float:
         """The longest wait of a call, in seconds."""
         return self.circle.config.timeout_s
+
+    def ticket(self, place: bytes) -> str:
+        """Return the ticket to an ``Entrance`` at this place. It is secret."""
+        meeting = Meeting.from_bytes(place)._replace(secret=self.circle.key)
+        return make_ticket(self.name, meeting.to_bytes().decode())
 
     def connect(self, newcomer: Newcomer, then: Then) -> None:
         """Connect with a newcomer in a thread of its own, which ends in bounded time."""
