@@ -91,7 +91,7 @@ class ServerThreads:
         thread = threading.Thread(
             target=self._serve, args=(link,), name="pycoll-store", daemon=True
         )
-        self._threads.append(thread)
+        self._threads = [*(one for one in self._threads if one.is_alive()), thread]
         thread.start()
 
     def _status(self) -> dict[str, Any]:
@@ -132,12 +132,17 @@ class ServerThreads:
 
     def _lose(self, link: Link, is_over: bool) -> None:
         with self._ended:
-            if self._links.get(link.peer) is not link:
-                link.close()
-                return
-            self._machine.lose(link.peer, is_over)
-            self._send()
-            self._ended.notify_all()
+            is_known = self._links.get(link.peer) is link
+            if is_known:
+                self._machine.lose(link.peer, is_over)
+                self._send()
+                if link.peer in self._machine.gone:
+                    # A worker that comes back brings another connection.
+                    del self._links[link.peer]
+                self._ended.notify_all()
+            is_kept = self._links.get(link.peer) is link
+        if not is_kept:
+            link.close()
 
     # Newcomers
 

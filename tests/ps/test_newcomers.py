@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
@@ -10,19 +11,23 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import test_store_processes
 from harness import ROOT, TIMEOUT_S, succeeded
+from simulated_servers import World
 from stores import Comm, run_store
 
 from pycoll import InvalidArgumentError, PeerLostError, PycollError, TimeoutError, ps
 from pycoll.bootstrap.rendezvous.meeting import SECRET_BYTES, Meeting
+from pycoll.ps.consistency import ASP
 from pycoll.ps.membership import arrivals
 from pycoll.ps.membership.newcomers import make_ticket, read_ticket
-from pycoll.ps.messages import Kind
+from pycoll.ps.messages import Kind, Message
+from pycoll.ps.server_threads import ServerThreads
 
 
 def run(work: Callable[[ps.Store, str], Any], workers: int = 2, **terms: Any) -> Any:
@@ -72,6 +77,20 @@ def test_the_key_of_a_ticket_does_not_travel() -> None:
         assert meeting._replace(secret=b"") == place
 
     run(work)
+
+
+def test_a_server_closes_the_connection_of_a_worker_that_has_left() -> None:
+    closed: list[int] = []
+    home: Any = SimpleNamespace(timeout_s=TIMEOUT_S, name="s")
+    machine = World(1, ASP, workers=2, servers=1).servers[2]
+    links: dict[int, Any] = {
+        one: SimpleNamespace(peer=one, close=functools.partial(closed.append, one))
+        for one in (0, 1)
+    }
+    server = ServerThreads(machine, links, home)
+    machine.hear(1, Message(Kind.BYE))
+    server._lose(links[1], True)
+    assert closed == [1] and set(links) == {0}
 
 
 def test_a_new_server_takes_shards_and_serves_until_the_store_ends() -> None:
