@@ -56,6 +56,8 @@ class ServerMachine:
         self._resting: frozenset[int] = frozenset()
         #: Messages of the replicas for the view manager.
         self._reports: list[Message] = []
+        #: Whether the workers have been told that this server has stopped.
+        self._has_told = False
         self._look()
 
     def hear(self, source: int, message: Message) -> None:
@@ -191,7 +193,8 @@ class ServerMachine:
         self.out += voter.out
         voter.out.clear()
         if voter.has_stopped:
-            if self.replicas:
+            if not self._has_told:
+                self._has_told = True
                 self.replicas = {}
                 told = Message(Kind.UNMANAGED)
                 self.out += [(worker, told) for worker in sorted(self.workers)]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from simulated_servers import World
 
 from pycoll.ps.consistency import ASP
-from pycoll.ps.messages import Kind, Message
+from pycoll.ps.messages import OUT, Kind, Message
+from pycoll.ps.server_machine import ServerMachine
 from pycoll.ps.views import View
 
 
@@ -35,3 +36,16 @@ def test_a_shard_rests_until_a_view_holds_though_its_servers_are_the_same_again(
     for seq in (2, 3):
         push(again, seq)
     assert server.replicas[1].shard.parts[1, 0].value == 0b1100
+
+
+def test_a_server_that_stops_tells_workers_though_it_holds_no_shard() -> None:
+    world = World(1, ASP, workers=2, servers=3)
+    spare = ServerMachine(5, (0, 1), world.view, world.make)
+    assert not spare.replicas
+    left_out = Message(Kind.UNMANAGED, flags=OUT)
+    spare.hear(2, left_out)
+    told = [to for to, message in spare.out if message.kind is Kind.UNMANAGED]
+    assert spare.has_stopped and {0, 1} <= set(told)
+    spare.out.clear()
+    spare.lose(3)
+    assert not spare.out
