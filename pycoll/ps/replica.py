@@ -137,7 +137,10 @@ class Replica:
         elif kind is Kind.PIECE and source == self._before:
             self._fill(message)
         elif kind is Kind.SYNCED and source == self._before:
-            self._current = True
+            was_current, self._current = self._current, True
+            if self._next is not None and self._next_knows and not was_current:
+                # It has been brought up with less, and must not count as filled before this one.
+                self._send(self._next, Message(Kind.SYNCED, lsn=self.lsn))
             if self._next is None:
                 self._reports.append(Message(Kind.FILLED, self.number, self.view))
             self._look_again()
@@ -207,7 +210,8 @@ class Replica:
                 if update.lsn > lsn:
                     self._send(self._next, update)
         self._next_knows = True
-        self._send(self._next, Message(Kind.SYNCED, lsn=self.lsn))
+        if self._current or self._before is None:
+            self._send(self._next, Message(Kind.SYNCED, lsn=self.lsn))
 
     def _fill(self, piece: Message) -> None:
         if self._filling is None:

@@ -6,6 +6,7 @@ from simulated_servers import World
 
 from pycoll.ps.consistency import ASP
 from pycoll.ps.messages import OUT, Kind, Message
+from pycoll.ps.replica import Replica
 from pycoll.ps.server_machine import ServerMachine
 from pycoll.ps.views import View
 
@@ -49,3 +50,16 @@ def test_a_server_that_stops_tells_workers_though_it_holds_no_shard() -> None:
     spare.out.clear()
     spare.lose(3)
     assert not spare.out
+
+
+def test_a_server_counts_as_filled_once_the_one_before_it_has_all() -> None:
+    world = World(1, ASP, workers=3, servers=3)
+    out: list[tuple[int, Message]] = []
+    server = Replica(4, 0, world.make(0), out, [])
+    server.adopt(2, (3,), 4)
+    server.adopt(3, (3, 4), 5)
+    server.hear(5, Message(Kind.SYNC, view=3))
+    assert not any(message.kind is Kind.SYNCED for _, message in out)
+    for lsn in (1, 1):
+        server.hear(3, Message(Kind.SYNCED, view=3, lsn=lsn))
+    assert [to for to, message in out if message.kind is Kind.SYNCED] == [5]
