@@ -96,7 +96,8 @@ class ServerMachine:
         self._count_off(peer)
         if peer in self.workers:
             self._part_with(peer)
-        elif peer in self.voter.view.servers or peer in self.voter.accepted.servers:
+        elif peer not in self.gone:
+            # Also a server that no view known here counts yet: another server may know one.
             self.voter.lose(peer, has_ended)
             self._look()
 

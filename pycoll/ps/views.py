@@ -337,8 +337,9 @@ class Voter:
         #: Servers whose connections are gone, and those of them that decide about nothing any more.
         self.lost: set[int] = set()
         self._ended: set[int] = set()
-        #: A successor's collection of the views that the others have accepted.
+        #: A successor's collection of the views that the others have accepted, and whom it asked.
         self._recalled: dict[int, View] | None = None
+        self._asked: set[int] = set()
         #: By server its newest order, until this server follows it.
         self._orders: dict[int, Message] = {}
         if view.number == 1 and self.leader == me:
@@ -428,18 +429,20 @@ class Voter:
         """Ask the others which view they have accepted; once all have answered, manage."""
         if self._recalled is None:
             self._recalled = {}
-            recall = Message(Kind.RECALL)
-            others = self._running(self.view.servers)
-            self.out += [(one, recall) for one in others if one != self.me]
-        running = self._running(self.view.servers)
-        if all(one in self._recalled for one in running if one != self.me):
-            known = [self.accepted, *self._recalled.values()]
-            self.accepted = max(known, key=lambda one: one.number)
+        known = [self.accepted, *self._recalled.values()]
+        self.accepted = max(known, key=lambda one: one.number)
+        # A server that has joined meanwhile may know a proposal that no other one has got.
+        named = dict.fromkeys([*self.accepted.servers, *self.view.servers])
+        others = [one for one in self._running(named) if one != self.me]
+        self.out += [(one, Message(Kind.RECALL)) for one in others if one not in self._asked]
+        self._asked.update(others)
+        if all(one in self._recalled for one in others):
             if not self._may_decide():
                 self._stop()
                 return
-            order = [*self.accepted.servers, *self.view.servers]
-            self.manager = ViewManager(self.accepted, self._running(dict.fromkeys(order)))
+            # Servers take orders of the first one only, also where the accepted view lacks it.
+            own = [self.me] if self.me in named else []
+            self.manager = ViewManager(self.accepted, [*own, *others])
             self.manager.take_over()
 
     def _follow(self) -> None:

@@ -8,7 +8,7 @@ from pycoll.ps.consistency import ASP
 from pycoll.ps.messages import OUT, Kind, Message
 from pycoll.ps.replica import Replica
 from pycoll.ps.server_machine import ServerMachine
-from pycoll.ps.views import View
+from pycoll.ps.views import View, Voter, first_view
 
 
 def proposed(view: View, kind: Kind = Kind.PROPOSE) -> Message:
@@ -50,6 +50,48 @@ def test_a_server_that_stops_tells_workers_though_it_holds_no_shard() -> None:
     spare.out.clear()
     spare.lose(3)
     assert not spare.out
+
+
+def recalled(view: View) -> Message:
+    return Message(Kind.RECALLED, view=view.number, payload=view.to_bytes())
+
+
+def sent(voter: Voter, kind: Kind) -> list[int]:
+    """The servers that get a message of this kind now."""
+    out, voter.out[:] = list(voter.out), []
+    return [to for to, message in out if message.kind is kind]
+
+
+def test_a_successor_is_the_first_server_of_its_own_view() -> None:
+    view = first_view((3, 4, 5), 1)
+    voter = Voter(4, view)
+    voter.lose(3, True)
+    assert sent(voter, Kind.RECALL) == [5]
+    # The lost manager did not reach this server.
+    voter.hear(5, recalled(view._replace(number=2, servers=(3, 5))))
+    assert voter.manager is not None and voter.manager.view.servers == (4, 5)
+
+
+def test_a_successor_asks_servers_that_only_a_proposal_counts() -> None:
+    view = first_view((3, 4, 5), 1)
+    voter = Voter(4, view)
+    voter.lose(3, True)
+    voter.hear(5, recalled(view._replace(number=2, servers=(3, 4, 5, 6))))
+    assert sent(voter, Kind.RECALL) == [5, 6] and voter.manager is None
+    voter.hear(6, recalled(view._replace(number=3, servers=(3, 4, 5, 6))))
+    assert voter.manager is not None
+    assert (voter.manager.view.number, voter.manager.view.servers) == (4, (4, 5, 6))
+
+
+def test_a_successor_does_not_wait_for_a_server_that_was_lost_ahead_of_its_proposal() -> None:
+    world = World(1, ASP, workers=3, servers=3)
+    server = world.servers[4]
+    view = server.view
+    server.lose(6)
+    server.lose(3)
+    server.hear(5, recalled(view._replace(number=2, servers=(3, 4, 5, 6))))
+    assert server.voter.manager is not None
+    assert server.voter.manager.view.servers == (4, 5)
 
 
 def test_a_server_counts_as_filled_once_the_one_before_it_has_all() -> None:
