@@ -68,7 +68,7 @@ std::size_t add_ids(const BufferView& slots, const BufferView& ids, std::size_t 
   require_rows(places.count == wanted.count, "places must be as many as wanted");
   std::size_t unknown = 0;
   for (std::size_t i = 0; i < places.count; ++i) {
-    std::int64_t place;
+    std::int64_t place = 0;
     std::memcpy(&place, places.data + i * sizeof(place), sizeof(place));
     unknown += place == kernels::kNoPlace ? 1 : 0;
   }
@@ -100,7 +100,7 @@ void require_places(const BufferView& rows, const BufferView& places, const Buff
                "as many rows as places are needed, each of " + std::to_string(bytes) + " bytes");
   std::int64_t low = 0, high = -1;
   for (std::size_t i = 0; i < places.count; ++i) {
-    std::int64_t place;
+    std::int64_t place = 0;
     std::memcpy(&place, places.data + i * sizeof(place), sizeof(place));
     low = std::min(low, place);
     high = std::max(high, place);
