@@ -38,7 +38,7 @@ void Execution::make_lanes() {
 std::uint64_t Execution::tiles_ahead(std::span<const plan::Row> leads) const {
   std::uint64_t segments = 0;
   for (const plan::Row& row : leads) segments += row.send_count;
-  if (segments == 1) return 0;
+  if (segments <= 1) return 0;
   return std::max(kAheadTilesMin, kAheadBytes / (segments * request_.segment_bytes));
 }
 

@@ -20,7 +20,7 @@ constexpr std::size_t kLineBytes = 64;
 constexpr std::uint64_t kPlaceMask = 0xffffffffu;
 
 std::int64_t number_at(const std::byte* numbers, std::size_t index) {
-  std::int64_t value;
+  std::int64_t value = 0;
   std::memcpy(&value, numbers + index * sizeof(value), sizeof(value));
   return value;
 }
