@@ -61,7 +61,7 @@ class Entrance:
         while not self._closed:
             ready = poller.poll(1000 * _LOOK_S)
             try:
-                if ready:
+                if ready and not self._closed:
                     self._receive()
             except (PycollError, OSError, ValueError):
                 # The process has the error, too, or was none of this store.
