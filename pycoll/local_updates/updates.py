@@ -45,9 +45,9 @@ class LocalUpdates:
             becomes mix x + (1 - mix) a, from 0 to 1.
         ``compress``: None, or a codec of ``pycoll.compress`` for the averages of a - x. It needs an
             outer step other than the average itself, and parameters in host memory; ``Custom``
-            takes no float64. What a codec leaves out is kept in the state, and added to the next
-            change; but nothing is kept of what ``BF16``, ``FP8`` and ``Block`` leave out. The last
-            Q of ``PowerSGD`` is kept too, until ``resume``, which begins with a new one.
+            takes no float64. The state keeps the values that a codec leaves out, and adds them to
+            the next change; it keeps none of ``BF16``, ``FP8`` and ``Block``. It also keeps the
+            last Q of ``PowerSGD``, until ``resume``, which begins with a new one.
 
     Errors: InvalidArgumentError names the argument, its value and its bounds.
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from harness import fresh_world, world_in_threads
+from harness import fresh_world, talk_in_threads, world_in_threads
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -234,25 +234,14 @@ def test_threads_may_use_one_communicator_for_messages() -> None:
     """Each thread has tags of its own."""
 
     def rank(comm: Comm) -> None:
-        failures: list[BaseException] = []
-
         def talk(tag: int) -> None:
-            try:
-                for step in range(20):
-                    work = comm.irecv(out := np.zeros(50), 1 - comm.rank, tag)
-                    comm.send(np.full(50, float(step)), 1 - comm.rank, tag)
-                    work.wait()
-                    assert (out == step).all()
-            except BaseException as error:
-                failures.append(error)
+            for step in range(20):
+                work = comm.irecv(out := np.zeros(50), 1 - comm.rank, tag)
+                comm.send(np.full(50, float(step)), 1 - comm.rank, tag)
+                work.wait()
+                assert (out == step).all()
 
-        threads = [threading.Thread(target=talk, args=(tag,)) for tag in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-            assert not thread.is_alive()
-        assert not failures
+        talk_in_threads(talk, range(4))
 
     world_in_threads(2).run(rank)
 

@@ -13,7 +13,13 @@ import numpy as np
 import pytest
 import torch
 from call_ways import defined, frames_of
-from harness import ProcessWorld, fresh_world, world_in_processes, world_in_threads
+from harness import (
+    ProcessWorld,
+    fresh_world,
+    talk_in_threads,
+    world_in_processes,
+    world_in_threads,
+)
 
 import pycoll
 from pycoll import InvalidArgumentError, Work
@@ -205,30 +211,19 @@ def test_lengths_on_both_sides_of_the_short_ones(transports: str) -> None:
 
 def test_threads_repeat_messages_of_their_own_tags() -> None:
     def rank(comm: Comm) -> None:
-        failures: list[BaseException] = []
-
         def talk(tag: int) -> None:
-            try:
-                x, out, peer = np.zeros(50), np.zeros(50), 1 - comm.rank
-                for step in range(60):
-                    x[:] = step + tag
-                    if tag % 2:
-                        comm.sendrecv(x, peer, out, peer, tag)
-                    else:
-                        work = comm.isend(x, peer, tag)
-                        comm.recv(out, peer, tag)
-                        work.wait()
-                    assert (out == step + tag).all()
-            except BaseException as error:
-                failures.append(error)
+            x, out, peer = np.zeros(50), np.zeros(50), 1 - comm.rank
+            for step in range(60):
+                x[:] = step + tag
+                if tag % 2:
+                    comm.sendrecv(x, peer, out, peer, tag)
+                else:
+                    work = comm.isend(x, peer, tag)
+                    comm.recv(out, peer, tag)
+                    work.wait()
+                assert (out == step + tag).all()
 
-        threads = [threading.Thread(target=talk, args=(tag,)) for tag in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-            assert not thread.is_alive()
-        assert not failures
+        talk_in_threads(talk, range(4))
 
     world_in_threads(2).run(rank)
 

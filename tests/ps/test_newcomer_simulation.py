@@ -141,18 +141,24 @@ def begun(seed: int, consistency: Consistency, steps: int, seen: list[Any]) -> W
     return world
 
 
+def come_and_gone(seed: int, consistency: Consistency, steps: int, seen: list[Any]) -> World:
+    """A world that has run: a worker was new in it, and worker 2 was killed and came back."""
+    world = begun(seed, consistency, steps, seen)
+    program = functools.partial(late, world, steps, seen)
+    fault(world, functools.partial(world.invite, program))
+    fault(world, functools.partial(world.kill, 2), 150)
+    world.at(world.random.uniform(0.5, 4.0), functools.partial(come_back, world, program))
+    world.run()
+    assert world.ended >= {0, 1} and world.failed == {}, (seed, world.failed)
+    return world
+
+
 @pytest.mark.parametrize("staleness", [1, 3])
 def test_staleness_is_bounded_with_workers_that_come_and_come_back(staleness: int) -> None:
     starts: list[int] = []
     for seed in range(SEEDS):
         seen: list[Any] = []
-        world = begun(seed, SSP(staleness), 12, seen)
-        program = functools.partial(late, world, 12, seen)
-        fault(world, functools.partial(world.invite, program))
-        fault(world, functools.partial(world.kill, 2), 150)
-        world.at(world.random.uniform(0.5, 4.0), functools.partial(come_back, world, program))
-        world.run()
-        assert world.ended >= {0, 1} and world.failed == {}, (seed, world.failed)
+        world = come_and_gone(seed, SSP(staleness), 12, seen)
         assert all(version >= step - staleness for _, step, version, _, _ in seen), seed
         check_states(world)
         starts += world.starts.values()
@@ -200,13 +206,7 @@ def test_a_lost_worker_does_not_come_back_to_a_bulk_synchronous_store() -> None:
 def test_backup_counts_the_pushes_of_new_workers_and_none_twice() -> None:
     for seed in range(SEEDS):
         seen: list[Any] = []
-        world = begun(seed, Backup(0.6), 12, seen)
-        program = functools.partial(late, world, 12, seen)
-        fault(world, functools.partial(world.invite, program))
-        fault(world, functools.partial(world.kill, 2), 150)
-        world.at(world.random.uniform(0.5, 4.0), functools.partial(come_back, world, program))
-        world.run()
-        assert world.ended >= {0, 1} and world.failed == {}, (seed, world.failed)
+        world = come_and_gone(seed, Backup(0.6), 12, seen)
         for found in states(world).values():
             for value in found[0][1].values():
                 for pushes, workers in value:

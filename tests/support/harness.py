@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
@@ -99,6 +100,25 @@ def succeeded(outcomes: Sequence[Any]) -> list[Any]:
             "; ".join(f"rank {rank}: {error!r}" for rank, error in failed.items())
         ) from first
     return list(outcomes)
+
+
+def talk_in_threads(talk: Callable[[int], object], tags: Sequence[int]) -> None:
+    """Call ``talk`` with each tag in a thread of its own. Fails if one of them does."""
+    failures: list[BaseException] = []
+
+    def run(tag: int) -> None:
+        try:
+            talk(tag)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(tag,)) for tag in tags]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    assert not failures, failures
 
 
 _worlds: dict[tuple[Any, ...], ThreadWorld] = {}
