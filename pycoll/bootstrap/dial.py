@@ -148,15 +148,17 @@ def dial(
     routes: Sequence[Route],
     talk: Callable[[socket.socket, Deadline], None],
     deadline: Deadline,
+    check: Callable[[], None] = lambda: None,
 ) -> tuple[socket.socket, Route]:
     """Return the first connection on which ``talk`` (the handshake) succeeds, and its route.
 
     ``dial`` starts the connects one after the other, a quarter second apart, and keeps the earlier
-    ones pending, so a dead network costs little time. Raises UnreachableError.
+    ones pending, so a dead network costs little time. It calls ``check`` as often while it waits.
+    Raises UnreachableError, and every error of ``check``.
     """
     reasons: dict[Route, str] = {}
     while True:
-        found, worth_retrying = _try_all(routes, talk, deadline, reasons)
+        found, worth_retrying = _try_all(routes, talk, deadline, check, reasons)
         if found is not None:
             return found
         if not worth_retrying or deadline.passed():
@@ -169,6 +171,7 @@ def _try_all(
     routes: Sequence[Route],
     talk: Callable[[socket.socket, Deadline], None],
     deadline: Deadline,
+    check: Callable[[], None],
     reasons: dict[Route, str],
 ) -> tuple[tuple[socket.socket, Route] | None, bool]:
     waiting = list(routes)
@@ -176,12 +179,13 @@ def _try_all(
     worth_retrying = False
     try:
         while (waiting or connecting) and not deadline.passed():
+            check()
             if waiting:
                 route = waiting.pop(0)
                 sock = begin_connect(route, reasons)
                 if sock is not None:
                     connecting[sock.fileno()] = (sock, route)
-            for fd in _ready(connecting, _STAGGER_S if waiting else deadline.remaining()):
+            for fd in _ready(connecting, min(_STAGGER_S, deadline.remaining())):
                 sock, route = connecting.pop(fd)
                 failure = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
                 if failure:

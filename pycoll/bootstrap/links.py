@@ -152,7 +152,7 @@ class Links:
             # Half of the time left: a peer that does not answer leaves time for the others.
             limit = deadline.within(deadline.remaining() / 2)
             try:
-                self._dial_tcp(peer, endpoints[peer]["tcp"], limit)
+                self._dial_tcp(peer, endpoints[peer]["tcp"], limit, check)
             except UnreachableError as error:
                 # The peer may have closed its listener because another rank failed. Then `check`
                 # raises that failure, which may arrive a moment later.
@@ -214,7 +214,13 @@ class Links:
     def _talk(self, claim: Claim) -> Callable[[socket.socket, Deadline], None]:
         return lambda sock, limit: ask(sock, self._key, self._scope, claim, limit)
 
-    def _dial_tcp(self, peer: int, endpoint: Sequence[Any], deadline: Deadline) -> None:
+    def _dial_tcp(
+        self,
+        peer: int,
+        endpoint: Sequence[Any],
+        deadline: Deadline,
+        check: Callable[[], None],
+    ) -> None:
         offered = [Candidate(*facts) for facts in endpoint]
         same_machine = self._identities[peer].machine == self._mine.machine
         candidates = order_candidates(self._own_interfaces, offered, same_machine)
@@ -232,7 +238,7 @@ class Links:
             # answers on a rail, the socket falls back to the other routes.
             first = rails[index % len(rails)] if rails else routes[0]
             tried = [first, *(route for route in routes if route != first)]
-            sock, route = dial(tried, self._talk(claim), deadline)
+            sock, route = dial(tried, self._talk(claim), deadline, check)
             with self._arrived:
                 self._sockets[peer, index] = sock
             if not rails:

@@ -13,7 +13,7 @@ number of ranks, the ranks wait for more, for ``patience_s`` at most.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -106,6 +106,8 @@ class JobHost:
 
 #: Opens the store of a new world of so many ranks and with this job id; returns its port.
 Serve = Callable[[int, str], int]
+#: Tells those that join the last world that some ranks of it will not come, and why.
+LoseRanks = Callable[[Sequence[int], str], object]
 
 
 class ElasticJob:
@@ -120,12 +122,14 @@ class ElasticJob:
         nodes: int,
         job_id: str,
         serve: Serve,
+        lose_ranks: LoseRanks,
         say: Callable[[str], object],
     ) -> None:
         self.over = False
         self.verdict: Verdict | None = None
         self.hosts: dict[int, JobHost] = {}
-        self._options, self._nodes, self._serve, self._say = options, nodes, serve, say
+        self._options, self._nodes, self._say = options, nodes, say
+        self._serve, self._lose_ranks = serve, lose_ranks
         self._job_id = job_id
         self._began = False
         self._least = options.ranks_min or 0
@@ -154,8 +158,7 @@ class ElasticJob:
     def lose(self, host: JobHost, text: str) -> None:
         """Note that a host and its ranks are gone."""
         del self.hosts[host.node]
-        for number in host.living:
-            self._forget(number)
+        self._forget(host.living, text)
         if self.over:
             return
         if host.living:
@@ -177,11 +180,11 @@ class ElasticJob:
             case {"silent": True}:
                 self._asking.pop(number, None)
             case {"restarted": True}:
-                self._forget(number)
+                self._forget([number], "a rank has failed and was started again")
             case {"ended": int(status), "text": str(text), "stopped": bool(stopped)}:
                 host.living.discard(number)
                 host.stopping.discard(number)
-                self._forget(number)
+                self._forget([number], text if status else "")
                 self._note_end(host, Verdict(text, status, rank=number), stopped)
             case {"slots": int(slots)} if slots >= 0:
                 host.set_slots(slots)
@@ -347,9 +350,14 @@ class ElasticJob:
                 host.send({"over": None})
                 del self.hosts[host.node]
 
-    def _forget(self, number: int) -> None:
-        self._asking.pop(number, None)
-        self._ranks.pop(number, None)
+    def _forget(self, numbers: Collection[int], failure: str) -> None:
+        """Note that processes have ended. ``failure`` is for ranks that join their world; empty: a
+        process that ends well has joined before."""
+        for number in numbers:
+            self._asking.pop(number, None)
+        lost = sorted(self._ranks.pop(one) for one in numbers if one in self._ranks)
+        if lost and failure:
+            self._lose_ranks(lost, f"{failure}; {list_ranks(lost)} cannot join")
 
     def _note_end(self, host: JobHost, end: Verdict, stopped: bool) -> None:
         """Act on the end of a rank. After one with status 0 the job is about to end, so no more

@@ -25,7 +25,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from pycoll.bootstrap.admission import Admission, describe_origin
@@ -298,7 +298,7 @@ class ElasticServer(ElasticSeat):
         self._by = Deadline(0.0 if nodes is None else nodes.start_timeout_s)
         self._refusal = f"host {host} (node 0): {share.refusal}" if share.refusal else ""
         count = 1 if nodes is None else nodes.nodes
-        self._job = ElasticJob(options, count, self.job_id, self._serve, say)
+        self._job = ElasticJob(options, count, self.job_id, self._serve, self._lose_ranks, say)
         self._here = JobHost(0, host, share.slots, "", self.orders.append)
         #: Where the ranks of this host reach the stores, and where these listen; None: everywhere.
         self._own_host = "127.0.0.1"
@@ -374,6 +374,11 @@ class ElasticServer(ElasticSeat):
         self._store = StoreServer(listener, size, key, job_id, "pycoll run")
         self._store.start()
         return int(listener.getsockname()[1])
+
+    def _lose_ranks(self, ranks: Sequence[int], text: str) -> None:
+        """Tell those that join the last world that ``ranks`` will not come."""
+        if self._store is not None:
+            self._store.lose(ranks, text)
 
     def _absent(self, missing: list[int]) -> str:
         assert self._nodes is not None

@@ -115,7 +115,7 @@ def _launch_fixed(
     store = StoreServer(listener, options.total, secret.encode(), job_id, "pycoll run")
     torch = TorchPlaces(Share.whole(options.ranks), environment)
     try:
-        with Crew(options, command, environment, torch) as crew:
+        with Crew(options, command, environment, torch, store=store) as crew:
             # The store's thread starts after the ranks, so that no thread of pycoll runs at a fork.
             store.start()
             if options.started is not None:
@@ -164,7 +164,7 @@ def _launch_node(
             store = StoreServer(listeners[0], share.size, key, link.job_id, "pycoll run")
             undo.callback(store.close)
         torch = TorchPlaces(link.workers, environment, link.torch_place)
-        with Crew(options, command, environment, torch, link) as crew:
+        with Crew(options, command, environment, torch, link, store) as crew:
             if store is not None:
                 store.start()
             if options.started is not None:

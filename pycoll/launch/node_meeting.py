@@ -34,7 +34,7 @@ from pycoll.bootstrap.rendezvous.store import (
     serve_store,
 )
 from pycoll.config import RANKS_MAX, SECRET_LENGTH_MIN
-from pycoll.errors import InvalidArgumentError, PycollError
+from pycoll.errors import InvalidArgumentError, PeerLostError, PycollError
 from pycoll.untrusted import json_object, read_file, read_json
 
 #: Seconds, the default of --start-timeout.
@@ -165,14 +165,24 @@ class NodeShare(NamedTuple):
     tolerate: int = 0
 
 
+class News(NamedTuple):
+    """A loss on another node with which the job goes on: ``text`` says what has happened, ``shown``
+    is the report with what follows from it, and ``ranks`` are lost."""
+
+    text: str
+    shown: str
+    ranks: list[int]
+
+
 class NodeLink:
     """This node's connection to the store of all nodes. One thread uses it, and one that the link
     starts sends the pulse, since writing output may block the first.
 
     ``share`` are this node's ranks, servers included, and ``workers`` those that run the command.
     ``over``: nothing more will come. ``verdict``: the failure that ends the job, None while there
-    is none. ``news``: reports about other nodes that the owner has not shown yet. ``lost``: the
-    lost ranks of all nodes, as text; known once a job has ended well.
+    is none; ``gone``: the ranks of the node that is lost with it. ``news``: losses that the owner
+    has not shown yet. ``lost``: the lost ranks of all nodes, as text; known once a job has ended
+    well.
     """
 
     def __init__(
@@ -180,7 +190,8 @@ class NodeLink:
     ) -> None:
         self.over = False
         self.verdict: Verdict | None = None
-        self.news: deque[str] = deque()
+        self.gone: list[int] = []
+        self.news: deque[News] = deque()
         self.lost: list[str] = []
         self._exchange, self._facts = exchange, facts
         self._posted = False
@@ -216,14 +227,18 @@ class NodeLink:
             elif more:
                 self._exchange.check()
         except PycollError as error:
+            if isinstance(error, PeerLostError) and error.rank is not None:
+                self.gone = _ranks_of(_share_of(self._facts, error.rank))
             self._judge(_verdict_of(str(error)))
 
     def _take_news(self, loss: Loss) -> None:
         if loss.gone:
-            lost = _ranks_of(_share_of(self._facts, loss.member))
-            self.news.append(f"{loss.text}; the others go on without {lost}")
+            ranks = _ranks_of(_share_of(self._facts, loss.member))
+            shown = f"{loss.text}; the others go on without {list_ranks(ranks)}"
+            self.news.append(News(loss.text, shown, ranks))
         else:
-            self.news.append(f"{_verdict_of(loss.text).text}, and the others go on")
+            one = _verdict_of(loss.text)
+            self.news.append(News(one.text, f"{one.text}, and the others go on", [one.rank]))
 
     def _conclude(self, blobs: Sequence[bytes]) -> None:
         """Take the last messages of all nodes."""
@@ -272,7 +287,7 @@ class NodeLink:
     def tolerate(self, limit: int) -> None:
         """Have the job go on until all nodes together have lost more than ``limit`` ranks; a node
         that is lost takes its ranks along."""
-        mine = f"{_ranks_of(self.share)} (with host {self.host})"
+        mine = f"{list_ranks(_ranks_of(self.share))} (with host {self.host})"
         self._exchange.share(self.share.ranks, min(limit, RANKS_MAX), _end_of([mine], True))
 
     def lose(self, verdict: Verdict) -> None:
@@ -315,8 +330,8 @@ def _share_of(facts: Sequence[dict[str, Any]], node: int) -> Share:
     return Share(sum(slots[:node]), slots[node], sum(slots), node)
 
 
-def _ranks_of(share: Share) -> str:
-    return list_ranks(list(range(share.first, share.first + share.ranks)))
+def _ranks_of(share: Share) -> list[int]:
+    return list(range(share.first, share.first + share.ranks))
 
 
 def _verdict_of(text: str) -> Verdict:

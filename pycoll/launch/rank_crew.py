@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 
 from pycoll.bootstrap.discovery.torch_variables import Share, TorchPlaces
 from pycoll.bootstrap.rendezvous.frames import SILENCE_S, list_ranks
+from pycoll.bootstrap.rendezvous.store_server import StoreServer
 from pycoll.launch.elastic_jobs import ElasticOptions
 from pycoll.launch.host_notes import read_control
 from pycoll.launch.node_meeting import NodeLink, NodeOptions, Verdict
@@ -98,8 +99,9 @@ class LaunchOptions:
 class Crew:
     """The ranks of one launcher. A context manager: on exit it has ended all of them.
 
-    ``link`` connects it to the launchers of other nodes. The number of a rank is its place in
-    ``_ranks``; on a node that is not the first one, its rank in the job is larger. A subclass for
+    ``link`` connects it to the launchers of other nodes, and ``store`` is where the ranks join, if
+    this launcher serves it. The number of a rank is its place in ``_ranks``; on a node that is not
+    the first one, its rank in the job is larger. A subclass for
     elastic jobs replaces the methods ``_begin``, ``_place_of``, ``_label``, ``_adapt``,
     ``_note_end``, ``_tell``, ``_is_going``, ``_waits`` and ``_set_slots``.
     """
@@ -111,6 +113,7 @@ class Crew:
         environment: Mapping[str, str],
         torch: TorchPlaces,
         link: NodeLink | None = None,
+        store: StoreServer | None = None,
     ) -> None:
         self._options = options
         self._command = list(command)
@@ -128,6 +131,7 @@ class Crew:
         self._guard: subprocess.Popen[bytes] | None = None
         self._torch = torch
         self._link = link
+        self._store = store
         self._share = Share.whole(options.total) if link is None else link.share
         self._verdict_by: float | None = None
         #: The host in reports; empty for a job of one host.
@@ -296,7 +300,9 @@ class Crew:
         """Show what has happened on other nodes, and heed the end of the job."""
         assert self._link is not None
         while self._link.news:
-            self._say_for_all(self._link.news.popleft())
+            news = self._link.news.popleft()
+            self._say_for_all(news.shown)
+            self._tell_joining(news.text, news.ranks)
         if self._link.over:
             self._selector.unregister(self._link)
             self._heed_verdict()
@@ -314,7 +320,20 @@ class Crew:
         if self._verdict.signum:
             self._signals.append(self._verdict.signum)
         else:
+            self._tell_joining(self._verdict.text, self._ranks_of_verdict())
             self._end_softly()
+
+    def _ranks_of_verdict(self) -> list[int]:
+        """Return the ranks that are lost with the failure that ends the job on all nodes."""
+        assert self._verdict is not None
+        gone = [] if self._link is None else self._link.gone
+        return gone or ([self._verdict.rank] if self._verdict.rank >= 0 else [])
+
+    def _tell_joining(self, text: str, lost: Sequence[int]) -> None:
+        """Have the ranks that join, now or later, raise PeerLostError: ``lost`` will not come."""
+        if self._store is not None:
+            who = f"; {list_ranks(list(lost))} cannot join" if lost else ""
+            self._store.lose(lost, text + who)
 
     def _obey(self, control: int) -> None:
         """Take the lines that the controlling launcher sends."""
@@ -403,6 +422,7 @@ class Crew:
             self._lost.append(rank)
             if self._link is None:
                 say(f"{self._failure_of(rank)}, and the others go on")
+                self._tell_joining(self._failure_of(rank), [self._label(rank.number)])
             else:
                 # All nodes together decide, and all report it.
                 self._link.lose(self._verdict_on(rank))
@@ -430,6 +450,7 @@ class Crew:
         """Make this rank's failure that of the launch; the others get ``GRACE_S`` to end."""
         self._first = rank
         self._tell(self._verdict_on(rank))
+        self._tell_joining(self._failure_of(rank), [self._label(rank.number)])
         self._end_softly()
 
     def _end_softly(self) -> None:

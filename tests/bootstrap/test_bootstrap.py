@@ -281,6 +281,39 @@ def test_a_launcher_s_store_serves_one_meeting_after_the_other() -> None:
         server.close()
 
 
+def test_ranks_that_cannot_come_are_told_to_those_that_join() -> None:
+    """To a rank that waits, and to ranks that come later or again."""
+    listener = listen_tcp("127.0.0.1")
+    address = f"127.0.0.1:{listener.getsockname()[1]}"
+    key, deadline = SECRET.encode(), Deadline(60)
+    server = StoreServer(listener, 4, key, "j", "the launcher")
+    server.start()
+
+    def one(rank: int, after_s: float) -> list[bytes]:
+        time.sleep(after_s)
+        store = join_store(address, key, "j", rank, 4, deadline, launcher=True)
+        try:
+            return store.all_gather(b"")
+        finally:
+            store.abandon()
+
+    def lose() -> None:
+        time.sleep(0.3)
+        server.lose([2, 3], "host far is gone")
+
+    try:
+        waiting, late, _ = run_all(
+            [functools.partial(one, 0, 0.0), functools.partial(one, 1, 0.6), lose]
+        )
+        (again,) = run_all([functools.partial(one, 0, 0.0)])
+    finally:
+        server.close()
+    for error in (waiting, late, again):
+        assert isinstance(error, errors.PeerLostError), error
+        assert error.ranks == (2, 3) and str(error) == "host far is gone"
+    assert deadline.remaining() > 30
+
+
 def test_ranks_of_one_host_meet_at_a_unix_socket() -> None:
     job, deadline = f"test {os.getpid()}", Deadline(10)
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -30,11 +33,15 @@ from pycoll.bootstrap.discovery.identity import (
     socket_count,
 )
 from pycoll.bootstrap.discovery.network import (
+    HOST_LOST_S,
     Interface,
     listen_at,
     listen_tcp,
     parse_address,
+    tcp_socket,
+    watch_host,
 )
+from pycoll.bootstrap.rendezvous.frames import PULSE_S
 from pycoll.config import Config
 
 OPEN_MPI = {
@@ -385,26 +392,58 @@ def test_a_probe_finds_the_open_ways_and_waits_for_no_other() -> None:
         assert probe(routes[:1]) == []
 
 
-def test_a_silent_address_does_not_hold_up_one_that_answers() -> None:
-    with listen_tcp("127.0.0.1") as listener, listen_tcp("127.0.0.1") as full:
-        # A listener whose queue is full drops what comes: to a client it is a black hole.
-        import socket
-
+@contextlib.contextmanager
+def silent_address() -> Iterator[Candidate]:
+    """An address that never answers: a listener whose queue is full drops what comes."""
+    with listen_tcp("127.0.0.1") as full, contextlib.ExitStack() as undo:
         full.listen(0)
-        fillers = []
         for _ in range(4):
-            sock = socket.socket()
+            sock = undo.enter_context(socket.socket())
             sock.setblocking(False)
             sock.connect_ex(full.getsockname())
-            fillers.append(sock)
-        hole = Candidate("127.0.0.1", "127.0.0.0/8", full.getsockname()[1])
+        yield Candidate("127.0.0.1", "127.0.0.0/8", full.getsockname()[1])
+
+
+def test_a_silent_address_does_not_hold_up_one_that_answers() -> None:
+    with listen_tcp("127.0.0.1") as listener, silent_address() as hole:
         good = Candidate("127.0.0.1", "127.0.0.0/8", listener.getsockname()[1])
         deadline = Deadline(10)
         sock, route = dial([Route(hole), Route(good)], lambda sock, limit: None, deadline)
+        sock.close()
         assert route.target == good
         assert deadline.remaining() > 8
-        for other in [sock, *fillers]:
-            other.close()
+
+
+def test_dialling_ends_once_another_rank_is_known_to_be_lost() -> None:
+    calls = []
+
+    def check() -> None:
+        calls.append(1)
+        if len(calls) > 2:
+            raise errors.PeerLostError("host far is gone", ranks=[3])
+
+    with silent_address() as hole:
+        deadline = Deadline(60)
+        with pytest.raises(errors.PeerLostError, match="host far is gone"):
+            dial([Route(hole)], lambda sock, limit: None, deadline, check)
+        assert deadline.remaining() > 40
+
+
+def test_the_loss_of_a_host_is_noticed_within_5_s() -> None:
+    """Its network says nothing. The first pulse that is not acknowledged leaves up to ``PULSE_S``
+    later; without pulses the kernel probes."""
+    with listen_tcp("127.0.0.1") as listener, tcp_socket("127.0.0.1") as near:
+        near.connect(listener.getsockname())
+        watch_host(near)
+
+        def seconds(option: int) -> int:
+            return near.getsockopt(socket.IPPROTO_TCP, option)
+
+        probes = seconds(socket.TCP_KEEPINTVL) * seconds(socket.TCP_KEEPCNT)
+        assert near.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        assert 0 < seconds(socket.TCP_USER_TIMEOUT) / 1000 == HOST_LOST_S
+        assert PULSE_S + HOST_LOST_S <= 4.5
+        assert seconds(socket.TCP_KEEPIDLE) + probes <= 4.5
 
 
 def test_failed_candidates_are_listed_with_their_reasons() -> None:

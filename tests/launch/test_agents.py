@@ -16,7 +16,9 @@ import pytest
 from harness import free_port
 from launching import ROOT, await_end, python
 
-from pycoll.bootstrap.rendezvous.frames import SILENCE_S
+from pycoll.bootstrap.discovery.network import HOST_LOST_S
+from pycoll.bootstrap.rendezvous.frames import PULSE_S, SILENCE_S
+from pycoll.launch.rank_crew import GRACE_S, KILL_S
 
 SECRET = "a secret of the tests"
 #: The promise for one node's failure, on all others.
@@ -282,7 +284,16 @@ def test_a_failed_rank_starts_again_where_it_was(tmp_path: Path) -> None:
     assert "rank 1 on host" in found[1][2] and "was started again" in found[1][2]
 
 
+def test_what_is_left_of_a_lost_host_s_job_ends_within_10_s() -> None:
+    """The limits add up: until the loss is noticed, and until ranks that do not end are killed."""
+    assert PULSE_S + HOST_LOST_S + GRACE_S + KILL_S <= FAILURE_S
+
+
 # Bad input: each ends in bounded time, with the host or node and the reason
+
+
+#: Jobs with a fixed number of ranks, and elastic ones, which meet in another way.
+BOTH = pytest.mark.parametrize("options", [(), ("--min-np", "1")], ids=["fixed", "elastic"])
 
 
 def _refused(agents: Agents) -> list[str]:
@@ -304,11 +315,12 @@ def _refused(agents: Agents) -> list[str]:
         ),
     ],
 )
-def test_versions_must_be_the_same(change: str, text: str) -> None:
+@BOTH
+def test_versions_must_be_the_same(change: str, text: str, options: tuple[str, ...]) -> None:
     agents = Agents(2)
-    agents.start(0, python("print(1)"))
+    agents.start(0, python("print(1)"), 1, *options)
     other = [sys.executable, "-c", VERSION.format(change=change)]
-    agents.start(1, python("print(1)"), launcher=other)
+    agents.start(1, python("print(1)"), 1, *options, launcher=other)
     for err in _refused(agents):
         assert re.search(text, err), err
 
@@ -325,10 +337,11 @@ def test_a_secret_is_needed(tmp_path: Path) -> None:
     assert "No such file" in none
 
 
-def test_secrets_must_be_the_same() -> None:
+@BOTH
+def test_secrets_must_be_the_same(options: tuple[str, ...]) -> None:
     agents = Agents(2, timeout_s=2.5)
-    agents.start(0, python("print(1)"))
-    agents.start(1, python("print(1)"), secret="another secret of the tests")
+    agents.start(0, python("print(1)"), 1, *options)
+    agents.start(1, python("print(1)"), 1, *options, secret="another secret of the tests")
     first, second = _refused(agents)
     assert "pycoll run waited 2.5 s for node 1 of 2" in first
     assert "turned away: 127.0.0.1:" in first and "BAD_PROOF" in first
@@ -344,9 +357,10 @@ def test_a_node_that_never_comes_is_named() -> None:
         assert "--start-timeout sets the limit" in err
 
 
-def test_no_node_serves_the_address() -> None:
+@BOTH
+def test_no_node_serves_the_address(options: tuple[str, ...]) -> None:
     agents = Agents(2, timeout_s=1.5)
-    agents.start(1, python("print(1)"))
+    agents.start(1, python("print(1)"), 1, *options)
     (err,) = _refused(agents)
     assert f"node 1 could not reach node 0 at address='{agents.address}' within 1.5 s" in err
     assert "Connection refused" in err
@@ -362,6 +376,14 @@ def test_a_node_rank_may_be_given_once(twice: int) -> None:
         assert "--node-rank" in err
 
 
+def test_a_node_rank_may_be_given_once_in_an_elastic_job() -> None:
+    agents = Agents(3, timeout_s=5)
+    for node in (0, 1, 1):
+        agents.start(node, python("print(1)"), 1, "--min-np", "1")
+    for err in _refused(agents):
+        assert "two processes claim node 1" in err and "--node-rank" in err, err
+
+
 def test_nodes_must_agree_on_their_number() -> None:
     agents = Agents(2, timeout_s=5)
     agents.start(0, python("print(1)"))
@@ -370,28 +392,32 @@ def test_nodes_must_agree_on_their_number() -> None:
         assert "the nodes disagree about the size: node 1" in err and "--nnodes" in err
 
 
-def test_two_jobs_cannot_share_a_port() -> None:
+@BOTH
+def test_two_jobs_cannot_share_a_port(options: tuple[str, ...]) -> None:
     agents = Agents(2, timeout_s=4)
-    agents.start(0, python("print(1)"))
-    agents.start(0, python("print(1)"), secret="the secret of another job")
+    agents.start(0, python("print(1)"), 1, *options)
+    agents.start(0, python("print(1)"), 1, *options, secret="the secret of another job")
     texts = _refused(agents)
     assert any("the port is in use; choose another" in err for err in texts), texts
 
 
-def test_families_must_fit() -> None:
+@BOTH
+def test_families_must_fit(options: tuple[str, ...]) -> None:
     agents = Agents(2, timeout_s=1.5)
-    agents.start(0, python("print(1)"))
-    agents.start(1, python("print(1)"), address="[::1]:" + agents.address.split(":")[1])
+    agents.start(0, python("print(1)"), 1, *options)
+    there = "[::1]:" + agents.address.split(":")[1]
+    agents.start(1, python("print(1)"), 1, *options, address=there)
     first, second = _refused(agents)
     assert "node 1 never arrived" in first
     assert re.search(r"node 1 could not reach node 0 at address='\[::1\]:\d+' within", second)
 
 
-def test_a_script_must_be_on_every_host(tmp_path: Path) -> None:
+@BOTH
+def test_a_script_must_be_on_every_host(tmp_path: Path, options: tuple[str, ...]) -> None:
     (tmp_path / "train.py").write_text("print(1)\n")
     agents = Agents(2)
-    agents.start(0, ["train.py"], cwd=tmp_path)
-    agents.start(1, ["train.py"])
+    agents.start(0, ["train.py"], 1, *options, cwd=tmp_path)
+    agents.start(1, ["train.py"], 1, *options)
     for err in _refused(agents):
         assert re.search(r"host .* \(node 1\): command: there is no file 'train.py'", err), err
 
@@ -493,6 +519,48 @@ def test_a_host_may_be_lost_with_its_ranks_where_so_many_are_tolerated() -> None
     assert re.search(r"node 1 \(\S+\) is gone: .*; the others go on without ranks 3 and 4\n", err)
     assert re.search(r"the job has ended without ranks 3 and 4 \(with host \S+\)\n$", err), err
     await_end(lost)
+
+
+#: The ranks of the second host never join; the others report the error of init(). They have loaded
+#: what they need, and SIGTERM does not end them while a busy machine delays them.
+COME = (
+    "import os, pycoll, signal, time\n"
+    "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    "pycoll.local_world(1)[0].close()\n"
+    "os.write(1, b'%d\\n' % os.getpid())\n"
+    "if os.environ['GROUP_RANK'] == '1': time.sleep(60)\n"
+    "try:\n"
+    "    pycoll.init(init_timeout_s=300)\n"
+    "except pycoll.PeerLostError as error:\n"
+    "    print(error.ranks, error, flush=True)\n"
+)
+
+
+@pytest.mark.parametrize("tolerated", ["0", "2"])
+def test_a_host_that_is_lost_while_ranks_join_is_told_to_them(tolerated: str) -> None:
+    agents = Agents(2)
+    for node in range(2):
+        agents.start(node, python(COME), 2, "--tolerate", tolerated)
+    _, lost = agents.pids([2, 2])
+    agents.processes[1].kill()
+    (status, out, err), _ = agents.end()
+    assert status == int(tolerated == "0"), err
+    told = r"\(2, 3\) node 1 \(\S+\) is gone: .*; ranks 2 and 3 cannot join"
+    lines = out.splitlines()
+    assert len(lines) == 2 and all(re.fullmatch(told, line) for line in lines), out
+    await_end(lost)
+
+
+def test_a_rank_that_fails_before_it_joins_is_told_to_the_others() -> None:
+    code = "import os\nif os.environ['RANK'] == '3': raise SystemExit(5)\n" + COME
+    agents = Agents(2)
+    for node in range(2):
+        agents.start(node, python(code.replace("== '1'", "== ''")), 2, "--tolerate", "1")
+    found = agents.end()
+    assert [status for status, _, _ in found] == [0, 0], found
+    lines = [line for _, out, _ in found for line in out.splitlines() if " " in line]
+    told = r"\(3,\) rank 3 on host \S+ \(pid \d+\) failed with exit status 5; rank 3 cannot join"
+    assert len(lines) == 3 and all(re.fullmatch(told, line) for line in lines), found
 
 
 def test_lost_ranks_of_all_hosts_count_together() -> None:

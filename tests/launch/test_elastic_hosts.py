@@ -135,6 +135,38 @@ def test_the_loss_of_node_0_ends_the_job_with_its_name(nodes: Nodes) -> None:
     await_end(first)
 
 
+#: A rank that gets a place in a world and does not come to it.
+PLACED = """
+import os, sys, time
+from pycoll.bootstrap.rendezvous import elastic_worker
+elastic_worker.take_place(os.environ["PYCOLL_ROSTER"], int(os.environ["PYCOLL_MEMBER"]))
+open(sys.argv[1], "w").close()
+time.sleep(100)
+"""
+
+
+def test_a_host_that_is_lost_while_ranks_join_does_not_keep_them(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYCOLL_INIT_TIMEOUT_S", "300")
+    nodes.start(0, 2)
+    placed = nodes.folder / "placed"
+    (nodes.folder / "placed.py").write_text(PLACED)
+    monkeypatch.setattr(Nodes, "command", [str(nodes.folder / "placed.py"), str(placed)])
+    nodes.start(1, 1)
+    until = time.monotonic() + 40
+    while not placed.exists():
+        nodes.look()
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    assert nodes.all() == []
+    nodes.kill(1)
+    nodes.await_size(2)
+    nodes.tell("2 end")
+    found = nodes.end()
+    assert found[0][0] == 0, found
+
+
 def test_a_launcher_that_is_stopped_is_lost(nodes: Nodes) -> None:
     """Its kernel still answers, and its ranks still run; it ends them when it goes on."""
     nodes.start(1, 2)
@@ -215,7 +247,15 @@ class Fake:
     def __init__(self, options: ElasticOptions, *slots: int) -> None:
         self.said: list[str] = []
         self.orders: list[dict[str, object]] = []
-        self.job = ElasticJob(options, len(slots), "job", lambda size, job_id: 1, self.said.append)
+        self.lost: list[tuple[list[int], str]] = []
+        self.job = ElasticJob(
+            options,
+            len(slots),
+            "job",
+            lambda size, job_id: 1,
+            lambda ranks, text: self.lost.append((list(ranks), text)),
+            self.said.append,
+        )
         for node, count in enumerate(slots):
             self.add(node, count)
 
@@ -241,6 +281,22 @@ class Fake:
         host = next(host for host in self.job.hosts.values() if number in host.living)
         end = {"rank": number, "ended": 0, "text": f"rank {number} left", "stopped": False}
         self.job.take(host, {**end, **words})
+
+
+def test_the_world_hears_of_ranks_that_cannot_come() -> None:
+    fake = Fake(ElasticOptions(1), 2, 2)
+    assert fake.ask() == [0, 1, 2, 3]
+    fake.ended(1, ended=3)
+    fake.job.take(fake.job.hosts[1], {"rank": 3, "restarted": True})
+    fake.job.lose(fake.job.hosts[1], "host h1 is gone")
+    assert fake.lost == [
+        ([1], "rank 1 left; rank 1 cannot join"),
+        ([3], "a rank has failed and was started again; rank 3 cannot join"),
+        ([2], "host h1 is gone; rank 2 cannot join"),
+    ]
+    assert fake.ask() == [0]
+    fake.ended(0)
+    assert len(fake.lost) == 3, "a rank that ends well has joined before"
 
 
 def test_slots_that_move_to_another_host_keep_the_state() -> None:

@@ -84,6 +84,7 @@ def test_files_that_are_refused(tmp_path: Path) -> None:
         ("# none\n", "it names no host"),
         ("a:1\nb cores=2\n", "line 2: 'b cores=2' is no host: expected host:slots or host slots=n"),
         ("a slots=many\n", "line 1: 'many' is no number of slots"),
+        ("a:1\nb:1\na slots=2\n", "host a is named twice: name it once, with all its slots"),
     ):
         path.write_text(text)
         with pytest.raises(pycoll.InvalidArgumentError, match=re.escape(why)):
@@ -301,6 +302,7 @@ def test_a_script_that_is_missing() -> None:
     [
         (("-H", "a", "--hostfile", "b"), "-H and --hostfile both name the hosts: give one"),
         (("-H", "a:2", "-n", "3"), "ranks=3: the hosts have 2 slots (a:2)"),
+        (("-H", "a:1,b:1,a:2"), "host a is named twice: name it once, with all its slots"),
         (("-H", "a:2", "--min-np", "3"), "min_np=3: expected 1 to 2, the number of ranks"),
         (("-H", "a:2", "-n", "2", "--max-np", "1"), "max_np=1: expected at least 2"),
         (("-n", "1", "--host-discovery-script", " "), "the host discovery script is empty"),

@@ -15,10 +15,9 @@ import ssh_hosts
 from elastic_worlds import Worlds
 from ssh_hosts import SshHosts
 
-from pycoll.bootstrap.discovery.network import HOST_LOST_S
-
-#: The promises: a host that vanishes is noticed, and what no host may have left after an end.
-NOTICED_S, GONE_S = 5.0, 10.0
+#: The promises: a host that vanishes is noticed, and what no host may have left after an end. The
+#: machine may be busy, so times get more; tests/bootstrap and tests/launch check the limits.
+NOTICED_S, GONE_S, SLACK_S = 5.0, 10.0, 10.0
 AGENT = "pycoll.launch.host_agent"
 
 
@@ -102,7 +101,7 @@ def test_a_host_vanishes_and_training_goes_on(world: SshHosts, start: Start) -> 
     try:
         second = job.await_size(4, after=1)
         assert second == first[:4]
-        assert time.monotonic() - began < HOST_LOST_S + 4.0
+        assert time.monotonic() - began < NOTICED_S + SLACK_S
         until = began + GONE_S
         # The host that nobody reaches ends its own ranks too.
         while any(Path(f"/proc/{pid}").exists() for pid in first[4:]):

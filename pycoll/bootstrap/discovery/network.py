@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     import ipaddress
 
 BACKLOG = 512
-#: Whole seconds; see ``watch_host``.
-HOST_LOST_S = 4
+#: Seconds; see ``watch_host``.
+HOST_LOST_S = 3.5
 _SIOCGIFCONF, _SIOCGIFFLAGS, _SIOCGIFNETMASK = 0x8912, 0x8913, 0x891B
 _IFREQ_BYTES = 40
 _IFF_UP = 1
@@ -167,7 +167,8 @@ def tcp_socket(host: str) -> socket.socket:
 
 
 def watch_host(sock: socket.socket) -> None:
-    """Make a TCP connection fail within ``HOST_LOST_S`` after the other end's host has vanished.
+    """Make a TCP connection fail ``HOST_LOST_S`` after the first bytes that a vanished host does
+    not acknowledge: those of a pulse, or the kernel's probe after a second without any.
 
     It is for connections whose ends always read, so that no full window delays the kernel's probes.
     """
@@ -175,8 +176,8 @@ def watch_host(sock: socket.socket) -> None:
         (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
         (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1),
         (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1),
-        (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, HOST_LOST_S - 1),
-        (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, HOST_LOST_S * 1000),
+        (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, int(HOST_LOST_S)),
+        (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(HOST_LOST_S * 1000)),
     )
     for level, option, value in options:
         with contextlib.suppress(OSError):

@@ -59,10 +59,10 @@ class Party(NamedTuple):
     ``member`` is one of them and ``waiter`` the subject that waits for all. ``size`` and ``limit``
     name the settings of their number and of the wait, ``number`` that of a member's own number.
     ``lost`` says what has happened to a member whose connection ends. ``watched``: both ends of a
-    connection notice within ``HOST_LOST_S`` that the other end's host has vanished. ``stopped``
-    says what has happened to a member that has sent a pulse and then none for ``SILENCE_S``.
-    ``tolerance`` names the setting by which members stand for ranks of which some may be lost;
-    empty: none may.
+    connection notice that the other end's host has vanished, ``PULSE_S`` and ``HOST_LOST_S`` later
+    at most. ``stopped`` says what has happened to a member that has sent a pulse and then none for
+    ``SILENCE_S``. ``tolerance`` names the setting by which members stand for ranks of which some
+    may be lost; empty: none may.
     """
 
     member: str = "rank"

@@ -13,6 +13,7 @@ import selectors
 import socket
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pycoll.bootstrap.admission import Admission, Loop, Trust
@@ -107,6 +108,10 @@ class StoreServer:
         self._close_by: float | None = None
         self._tell_by = 0.0
         self._next_check = 0.0
+        #: What ``lose`` has been told and the thread has not taken yet.
+        self._told: deque[bytes] = deque()
+        #: The failure of every meeting since ranks are lost.
+        self._lost: bytes | None = None
         self._loop = Loop("pycoll-store")
         self._admission = Admission(
             self._loop.selector,
@@ -117,11 +122,22 @@ class StoreServer:
             trust,
         )
         self._admission.listen(listener, Purpose.STORE)
-        self._loop.every += [self._admission.expire, self._check_deadlines, self._check_close]
+        self._loop.every += [
+            self._admission.expire,
+            self._take_losses,
+            self._check_deadlines,
+            self._check_close,
+        ]
 
     def start(self) -> None:
         """Start to serve. The owner calls it once."""
         self._loop.start()
+
+    def lose(self, ranks: Sequence[int], text: str) -> None:
+        """Note that these ranks will never come. The others, which join now or later, raise
+        PeerLostError with ``text``. Any thread may call it, also after ``close``."""
+        self._told.append(fail_frame("lost", text, list(ranks)))
+        self._loop.wake()
 
     def close(self) -> None:
         """Send the queued frames, for ``_FLUSH_S`` at most, then end the thread and all
@@ -136,6 +152,15 @@ class StoreServer:
             member.sock.close()
         self._members.clear()
         self._loop.close()
+
+    def _take_losses(self) -> None:
+        while self._told:
+            failure = self._told.popleft()
+            self._lost = self._lost or failure
+            members = self._meeting.members
+            have_joined = len(members) == self._size and all(one.done for one in members.values())
+            if members and not have_joined:
+                self._fail(self._meeting, failure)
 
     def _check_close(self) -> None:
         if self._close_by is None:
@@ -287,6 +312,8 @@ class StoreServer:
         noun = self._party.member
         meeting = self._meeting_for(member.rank)
         member.meeting = meeting
+        if self._lost is not None:
+            self._fail(meeting, self._lost)
         if meeting.failure is not None:
             self._tell_end(member, meeting.failure)
             return
