@@ -96,6 +96,15 @@ def check_codecs(
         )
 
 
+def check_device(compress: Any) -> None:
+    """Raise InvalidArgumentError unless gradients on a device may travel by this."""
+    if not isinstance(compress, Codec) or compress.native() is None:
+        raise InvalidArgumentError(
+            f"compress is {compress!r} and gradients are on a device: expected a codec that keeps "
+            "every element, BF16, FP8, Block or Sign"
+        )
+
+
 def picks(
     names: Sequence[str],
     gradients: Sequence[Gradient],

@@ -10,8 +10,11 @@ later gradient of this rank makes up for it, whatever codec that travels by.
         |  a new plan            v
         +------------------  residuals
 
-A new communication plan turns residuals into debts: they are added to the gradients of the next
-step, message by message, also where these messages go without a codec.
+A new communication plan gives messages other parts of the residuals. Where a message then goes
+without a codec, its part is a debt: it is added to the gradients of the next step.
+
+Gradients may be on a device, with a codec that all messages have. There each gradient of a message
+has codes of its own, and residuals stay on the device from step to step (docs/gpu.md).
 """
 
 from __future__ import annotations
@@ -24,6 +27,8 @@ from typing import Any
 
 import numpy as np
 
+from pycoll.arrays.device_view import DeviceView
+from pycoll.arrays.registry import input_of
 from pycoll.compress import Codec, Feedback
 from pycoll.errors import InvalidArgumentError
 from pycoll.gradients.communication_plan import CODED_KIND
@@ -32,6 +37,7 @@ from pycoll.gradients.layout import Entry, Layout
 Array = Any
 #: The version of the form in checkpoints.
 FORM = 1
+_FLOAT_BYTES = 4
 
 
 class CodedMessages:
@@ -45,6 +51,8 @@ class CodedMessages:
         self._entries = entries
         self._numbers = [n for n, entry in enumerate(entries) if entry.kind == CODED_KIND]
         self._layout: Layout | None = None
+        #: Whether messages are on a device.
+        self.is_on_device = False
         self._residual: Array = None
         #: Values to add to the gradients of the next step, and the messages that have not yet.
         self._debt: Array = None
@@ -57,6 +65,8 @@ class CodedMessages:
         self._layout, self._debt, self._feedbacks = layout, None, {}
         if not self._ways:
             return
+        views = [input_of(span.whole, span.whole)[1] for span in layout.spans]
+        self.is_on_device = any(isinstance(one, DeviceView) for one in views)
         self._residual = np.zeros(layout.length(CODED_KIND), np.float32)
         for place, message in enumerate(layout.comm_plan.messages):
             if message.architecture in self._ways:
@@ -96,9 +106,10 @@ class CodedMessages:
         """Start a message that travels as codes, and return its Work."""
         assert self._layout is not None
         codec = self._ways[self._layout.comm_plan.messages[place].architecture]
-        self._clear_padding(place)
+        if not self.is_on_device:
+            self._clear_padding(place)
         parts = [memory for memory, _ in self._parts(place)]
-        given: Any = parts[0] if codec.native() is not None or len(parts) == 1 else parts
+        given: Any = parts[0] if len(parts) == 1 else parts
         return self._comm.all_reduce(
             given,
             "sum",
@@ -111,7 +122,8 @@ class CodedMessages:
     def mean(self, place: int, work: Any) -> Any:
         """The Work of the mean, from that of the sum."""
         assert self._layout is not None
-        return _Mean(work, np.asarray(self._layout.spans[place].whole), self._comm.size)
+        whole = self._layout.spans[place].whole
+        return _Mean(work, whole if self.is_on_device else np.asarray(whole), self._comm.size)
 
     def _collect(self) -> None:
         """Move residuals that a Feedback keeps elsewhere into the one array."""
@@ -126,11 +138,19 @@ class CodedMessages:
         """The arrays of a message as its codec takes them, each with its residual.
 
         A codec of the executor takes the memory as it is. Others take each whole gradient by its
-        shape, and a message that begins or ends inside one as it is.
+        shape, and a message that begins or ends inside one as it is. On a device each piece of a
+        gradient is an array.
         """
         layout = self._layout
         assert layout is not None
         message, span = layout.comm_plan.messages[place], layout.spans[place]
+        if self.is_on_device:
+            for number, piece in zip(layout.members[place], message.pieces, strict=True):
+                begin = layout.starts[number] + piece.start // _FLOAT_BYTES
+                end = begin + piece.nbytes // _FLOAT_BYTES
+                memory = span.whole[begin - span.begin : end - span.begin]
+                yield memory, self._residual[begin:end]
+            return
         shapes = [self._entries[number].shape for number in layout.members[place]]
         is_whole = all(
             piece.nbytes == 4 * prod(shape)
@@ -150,15 +170,22 @@ class CodedMessages:
         return slice(start, start + prod(self._entries[number].shape))
 
     def _owe(self, residuals: Mapping[int, Array]) -> None:
+        """Add values to the residuals of messages with a codec, and to the debts of others."""
         if not any(one.any() for one in residuals.values()):
             return
         assert self._layout is not None
         self._debt = np.zeros_like(self._residual)
         for number, values in residuals.items():
             self._debt[self._place_of(number)] += values.reshape(-1)
-        self._debtors = {
-            place for number in self._numbers for place in self._layout.messages_of[number]
-        }
+        every = {place for number in self._numbers for place in self._layout.messages_of[number]}
+        for place in every & self._feedbacks.keys():
+            span = self._layout.spans[place]
+            part = slice(span.begin, span.begin + len(span.whole))
+            self._residual[part] += self._debt[part]
+            self._debt[part] = 0
+        self._debtors = every - self._feedbacks.keys()
+        if not self._debtors:
+            self._debt = None
 
     def _pay(self, place: int) -> None:
         """Add the debts of a message to its gradients, once."""
@@ -188,7 +215,7 @@ class _Mean:
     """The Work of a mean. Threads: any."""
 
     def __init__(self, work: Any, memory: Array, size: int) -> None:
-        self._work, self._memory, self._size = work, memory, np.float32(size)
+        self._work, self._memory, self._size = work, memory, size
         self._lock = threading.Lock()
         self._is_divided = False
 
@@ -197,7 +224,7 @@ class _Mean:
         with self._lock:
             if not self._is_divided:
                 self._is_divided = True
-                np.divide(self._memory, self._size, out=self._memory)
+                self._memory /= self._size
 
 
 def saved(residuals: Mapping[int, Array], entries: Sequence[Entry]) -> dict[str, Any]:

@@ -30,7 +30,7 @@ import numpy as np
 from pycoll.errors import InvalidArgumentError, MismatchError
 from pycoll.gradients.buckets import zeros
 from pycoll.gradients.chooser import Decision, decide
-from pycoll.gradients.codec_choice import allowed, check_codecs, picks
+from pycoll.gradients.codec_choice import allowed, check_codecs, check_device, picks
 from pycoll.gradients.coded_messages import CodedMessages, loaded, saved
 from pycoll.gradients.communication_plan import A2A, PS, CommunicationPlan, Rate, Rates, Stage
 from pycoll.gradients.layout import ITEM_BYTES_OF, Allocate, Entry, Layout
@@ -75,10 +75,11 @@ class Scheduler:
             ``step_record``.
         ``compress``: a codec of ``pycoll.compress``, by which all messages travel; a
             ``pycoll.compress.Auto``, with which each message travels by one of some codecs or by
-            none, as the model says; "auto" for ``Auto()``; None. Gradients are float32 in host
-            memory then, those of other types go without codec by ``Auto``. The scheduler keeps what
-            codecs leave out of each gradient, and adds it to the next step. Codes are combined by
-            the communicator's algorithm for them, whatever ``deterministic`` says.
+            none, as the model says; "auto" for ``Auto()``; None. Gradients are float32 then, those
+            of other types go without codec by ``Auto``. On a device it is one codec, which keeps
+            every element. The scheduler keeps what codecs leave out of each gradient, and adds it
+            to the next step. Codes are combined by the communicator's algorithm for them, whatever
+            ``deterministic`` says.
 
     Errors: InvalidArgumentError for entries that have no name, equal names or an invalid shape, and
     for unknown dtypes, policies, architectures and ops; with ``compress`` for other values, types
@@ -144,6 +145,8 @@ class Scheduler:
             self.rates = _FREE._replace(coded=tuple((one, _NOTHING) for one in self._codecs.ways))
         self._open = self._flushed = False
         self._follow(range(len(self._entries)), self._first())
+        if self._coded.is_on_device:
+            check_device(compress)
 
     @property
     def architecture(self) -> str:

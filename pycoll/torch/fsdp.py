@@ -18,7 +18,7 @@ import torch
 
 from pycoll.compress import Codec, Feedback
 from pycoll.errors import InvalidArgumentError
-from pycoll.torch.c10d.group_work import Pending, translated
+from pycoll.torch.c10d.group_work import Pending, pending, translated
 from pycoll.torch.c10d.shapes import ends_for, word_of
 from pycoll.torch.hooks import backend_of
 
@@ -146,7 +146,7 @@ class CodedReduceScatter(_Allocating):
         async_op: bool = False,
     ) -> Pending | None:
         """Reduce the inputs of all ranks; the output is this rank's share."""
-        backend = backend_of(group)
+        backend = backend_of(group, input_tensor.device)
         ends = ends_for(op, input_tensor, output_tensor, None)
         try:
             work = backend.communicator.reduce_scatter(
@@ -159,8 +159,8 @@ class CodedReduceScatter(_Allocating):
             )
         except Exception as error:
             raise translated(error) from error
-        pending = Pending([work], [output_tensor], backend._watcher, ends.back)
-        return _started(pending, async_op)
+        under_way = pending([work], [output_tensor], backend._watcher, ends.back)
+        return _started(under_way, async_op)
 
 
 class CodedAllGather(_Allocating):
@@ -177,7 +177,7 @@ class CodedAllGather(_Allocating):
         async_op: bool = False,
     ) -> Pending | None:
         """Join the inputs of all ranks, of equal lengths."""
-        backend = backend_of(group)
+        backend = backend_of(group, input_tensor.device)
         try:
             work = backend.communicator.all_gather(
                 input_tensor,
@@ -188,13 +188,13 @@ class CodedAllGather(_Allocating):
             )
         except Exception as error:
             raise translated(error) from error
-        return _started(Pending([work], [output_tensor], backend._watcher), async_op)
+        return _started(pending([work], [output_tensor], backend._watcher), async_op)
 
 
-def _started(pending: Pending, async_op: bool) -> Pending | None:
+def _started(work: Pending, async_op: bool) -> Pending | None:
     if async_op:
-        return pending
-    pending.wait()
+        return work
+    work.wait()
     return None
 
 

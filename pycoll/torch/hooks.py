@@ -1,9 +1,10 @@
 """Communication hooks of DistributedDataParallel that send gradients as codes.
 
 Names and defaults are those of torch.distributed.algorithms.ddp_comm_hooks where these exist. The
-hooks reduce over the communicator of a process group of the backend "pycoll", in host memory.
-``fp16_compress_hook`` and post_localSGD are torch's own. DDP admits a ``bf16_compress_hook`` on
-devices only; ``State(group, BF16())`` takes its place.
+hooks reduce over the communicator of a process group of the backend "pycoll", in host memory or on
+CUDA devices; there codecs that keep every element work (docs/gpu.md). ``fp16_compress_hook`` and
+post_localSGD are torch's own. DDP admits a ``bf16_compress_hook`` on devices only;
+``State(group, BF16())`` takes its place.
 """
 
 # No `from __future__ import annotations`: torch compares the annotations of hooks with types.
@@ -21,7 +22,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import (
 
 from pycoll.compress import Block, Codec, Feedback, PowerSGD
 from pycoll.errors import InvalidArgumentError
-from pycoll.torch.c10d.group_work import Pending
+from pycoll.torch.c10d.group_work import pending
 from pycoll.torch.c10d.process_group import PycollProcessGroup
 from pycoll.types import whole
 
@@ -99,7 +100,7 @@ class State:
     def reduce(self, bucket: dist.GradBucket) -> _Future:
         """Start to average a bucket; the future has its buffer."""
         buffer = bucket.buffer()
-        backend = backend_of(self.group)
+        backend = backend_of(self.group, buffer.device)
         is_plain = self.step < self.start or buffer.numel() * buffer.element_size() < self.min_bytes
         if bucket.is_last():
             self.step += 1
@@ -170,7 +171,8 @@ def quantization_pertensor_hook(
     It takes the place of torch's hook of this name, which has one scale per bucket and gathers the
     codes of all ranks on each. ``State`` adds feedback.
     """
-    return _average(backend_of(process_group), bucket.buffer(), Block("int8", 4096))
+    buffer = bucket.buffer()
+    return _average(backend_of(process_group, buffer.device), buffer, Block("int8", 4096))
 
 
 def quantization_perchannel_hook(
@@ -181,19 +183,21 @@ def quantization_perchannel_hook(
     ``bucket_size``: a power of two from 32 to 4096. It takes the place of torch's hook of this
     name, which gathers the codes of all ranks on each. ``State`` adds feedback.
     """
-    return _average(backend_of(process_group), bucket.buffer(), Block("int8", bucket_size))
+    buffer = bucket.buffer()
+    return _average(backend_of(process_group, buffer.device), buffer, Block("int8", bucket_size))
 
 
-def backend_of(group: Any) -> PycollProcessGroup:
-    """The backend of a process group for tensors in host memory."""
+def backend_of(group: Any, device: torch.device) -> PycollProcessGroup:
+    """The backend of a process group for tensors on ``device``."""
     group = dist.group.WORLD if group is None else group
-    backend = group._get_backend(torch.device("cpu"))
-    if not isinstance(backend, PycollProcessGroup):
-        raise InvalidArgumentError(
-            f"the process group has the backend {dist.get_backend(group)!r} for tensors in host "
-            'memory: these hooks need init_process_group("pycoll")'
-        )
-    return backend
+    backend = group._get_backend(device)
+    if isinstance(backend, PycollProcessGroup) and backend.backend_for(device.type) is None:
+        return backend
+    where = "in host memory" if device.type == "cpu" else f"on {device.type}"
+    raise InvalidArgumentError(
+        f"the process group has the backend {dist.get_backend(group)!r} for tensors {where}: these "
+        'hooks need init_process_group("pycoll")'
+    )
 
 
 def _average(
@@ -215,7 +219,7 @@ def _future(
     buffer: torch.Tensor,
     store: Callable[[], None] | None = None,
 ) -> _Future:
-    """A future of the buffer, which a thread of the process group completes."""
-    pending = Pending([work], [buffer], backend._watcher, store)
-    future: _Future = pending.get_future().then(lambda done: done.value()[0])
+    """A future of the buffer: complete at once on a device, else by a thread of the group."""
+    under_way = pending([work], [buffer], backend._watcher, store)
+    future: _Future = under_way.get_future().then(lambda done: done.value()[0])
     return future

@@ -17,8 +17,10 @@ from harness import ThreadWorld, fresh_world
 from torch_stand_in import CudaTensor, StreamStandIn, on_device, read, stood_in
 
 import pycoll
-from pycoll.optim import average_gradients
+from pycoll.compress import Block, Feedback, Sign, TopK
+from pycoll.optim import Entry, Policy, Scheduler, average_gradients
 from pycoll.tools.bench.cuda import Stream, array
+from pycoll.torch import fsdp, hooks
 from pycoll.torch.c10d import PycollProcessGroup
 from pycoll.torch.c10d.group_work import Launched
 from pycoll.torch.horovod.controller import Coordinator
@@ -262,6 +264,121 @@ def test_structures_of_device_arrays_are_averaged(world: ThreadWorld) -> None:
         other = np.zeros(3 + (comm.rank == 1), np.float32)
         with pytest.raises(pycoll.MismatchError, match="ranks 0 and 1 differ"):
             average_gradients({"a": array(other)}, comm=comm)
+
+    ranks_of(world, run)
+
+
+class Bucket:
+    """What hooks see of a GradBucket."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor
+
+    def buffer(self) -> torch.Tensor:
+        return self._tensor
+
+    def index(self) -> int:
+        return 0
+
+    def is_last(self) -> bool:
+        return True
+
+
+def floats(rank: int, count: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1000 * count + rank)
+    return torch.randn(count, generator=generator)
+
+
+def test_hooks_of_ddp_send_codes(world: ThreadWorld) -> None:
+    """The bits are those of buckets in host memory; the future's reader sees the averages."""
+    codec = Block("int8", block=64)
+
+    def run(comm: pycoll.Communicator) -> None:
+        group, kept = PycollProcessGroup(comm), Feedback()
+        state = hooks.State(group, codec, start=2, min_bytes=0)
+        for step in range(5):
+            mine = floats(10 * step + comm.rank, 300)
+            words = {"compress": codec, "feedback": kept} if step >= 2 else {}
+            expected = comm.all_reduce(mine.numpy(), "avg", **words)
+            bucket: Any = Bucket(on_device(mine))
+            future = hooks.compress(state, bucket)
+            with Stream():
+                assert np.array_equal(read(future.wait()).numpy(), expected), step
+        assert np.array_equal(np.asarray(state.feedbacks[0].residual), kept.residual)
+        other = hooks.State(group, codec, start=2, min_bytes=0)
+        other.load_state_dict(state.state_dict())
+        assert other.feedbacks[0].norm() == kept.norm() > 0
+        mine = floats(comm.rank, 500)
+        for hook, block in (
+            (hooks.quantization_pertensor_hook, 4096),
+            (hooks.quantization_perchannel_hook, 512),
+        ):
+            bucket = Bucket(on_device(mine))
+            found = read(hook(group, bucket).wait())
+            expected = comm.all_reduce(mine.numpy(), "avg", compress=Block("int8", block))
+            assert np.array_equal(found.numpy(), expected)
+
+    ranks_of(world, run)
+
+
+def test_the_collectives_of_fsdp2_send_codes(world: ThreadWorld) -> None:
+    codec = Block("int4", block=64)
+
+    def run(comm: pycoll.Communicator) -> None:
+        group, kept, other = PycollProcessGroup(comm), Feedback(), Feedback()
+        reduce_scatter = fsdp.CodedReduceScatter(codec, kept)
+        for step in range(2):
+            mine = floats(10 * step + comm.rank, 120 * SIZE)
+            share = on_device(torch.zeros(120))
+            reduce_scatter(share, on_device(mine), group, dist.ReduceOp.AVG)
+            words: dict[str, Any] = {"compress": codec, "feedback": other}
+            expected = comm.reduce_scatter(mine.numpy(), "avg", **words)
+            assert np.array_equal(read(share).numpy(), expected), step
+        every = on_device(torch.zeros(360))
+        work = fsdp.CodedAllGather(codec)(every, share, group, async_op=True)
+        done(work)
+        assert np.array_equal(read(every).numpy(), comm.all_gather(expected, compress=codec))
+
+    ranks_of(world, run)
+
+
+def test_schedulers_send_codes_of_tensors_on_devices(world: ThreadWorld) -> None:
+    """Each gradient has the bits of a call of its own; a checkpoint goes on where it was saved."""
+    shapes: list[tuple[int, ...]] = [(30, 7), (7,), (0, 3), (900,)]
+    entries = [Entry(f"g{number}", shape) for number, shape in enumerate(shapes)]
+    policies = [Policy("wfbp"), Policy("fixed", bucket_bytes=900), Policy("bsp")]
+
+    def given(number: int, rank: int, step: int) -> torch.Tensor:
+        count = int(np.prod(shapes[number]))
+        return floats(100 * step + 10 * number + rank, count).reshape(shapes[number])
+
+    def allocate(count: int, kind: str) -> torch.Tensor:
+        return on_device(torch.zeros(count, dtype=getattr(torch, kind)))
+
+    def run(comm: pycoll.Communicator) -> None:
+        codec = Sign(block=64)
+        for policy in policies:
+            words: dict[str, Any] = {"allocate": allocate, "policy": policy}
+            scheduler = Scheduler(comm, entries, op="avg", compress=codec, **words)
+            kept = [Feedback() for _ in shapes]
+            for step in range(6):
+                views = scheduler.begin()
+                for number in reversed(range(len(shapes))):
+                    views[number].copy_(on_device(given(number, comm.rank, step)))
+                    scheduler.ready(number)
+                scheduler.wait()
+                for number, shape in enumerate(shapes):
+                    x = given(number, comm.rank, step).numpy()
+                    right = comm.all_reduce(x, compress=codec, feedback=kept[number])
+                    found = read(views[number]).numpy()
+                    assert found.shape == shape
+                    assert np.array_equal(found, right / np.float32(SIZE)), (policy, step, number)
+                if step == 4:
+                    saved = scheduler.state_dict()
+                    scheduler = Scheduler(comm, entries, op="avg", compress=codec, **words)
+                    scheduler.load_state_dict(saved)
+            with pytest.raises(pycoll.InvalidArgumentError, match="gradients are on a device: exp"):
+                Scheduler(comm, entries, compress=TopK(0.5), **words)
 
     ranks_of(world, run)
 

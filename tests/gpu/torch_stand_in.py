@@ -9,7 +9,7 @@ devices are those of the driver, under torch's names.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
@@ -38,7 +38,8 @@ _LOOKS = {
     torch.Tensor.is_sparse.__get__,  # type: ignore[attr-defined]
 }
 _held: list[tuple[cuda.Array, Event]] = []
-_BYTES = {torch.float64: "float64", torch.float32: "float32", torch.int64: "int64"}
+_KINDS = (torch.float64, torch.float32, torch.int64, torch.uint8)
+_BYTES = {kind: str(kind).removeprefix("torch.") for kind in _KINDS}
 
 
 def _current() -> cuda.Stream:
@@ -98,6 +99,8 @@ def _wrapped(found: Any, given: list[CudaTensor]) -> Any:
 def on_device(values: torch.Tensor) -> CudaTensor:
     """The values in new memory of the device, put there in the current stream."""
     memory = cuda.Array((values.numel(),), _BYTES[values.dtype])
+    if not memory.nbytes:
+        return CudaTensor.over(torch.empty_like(values), memory)
     memory.put(values.contiguous().view(-1).numpy())
     space = (ctypes.c_byte * memory.nbytes).from_address(memory.address)
     plain = torch.frombuffer(space, dtype=values.dtype).view(values.shape)
@@ -135,11 +138,20 @@ class FutureStandIn:
         assert devices == [DEVICE]
 
     def set_result(self, value: Any) -> None:
-        self.value, self.ready = value, Event(_current().number)
+        self._value, self.ready = value, Event(_current().number)
 
     def wait(self) -> Any:
         self.ready.hold(_current().number)
-        return self.value
+        return self._value
+
+    value = wait
+
+    def then(self, callback: Callable[[FutureStandIn], Any]) -> FutureStandIn:
+        """As torch: the callback runs on a stream of its own, here at once."""
+        made = FutureStandIn([DEVICE])
+        with cuda.Stream():
+            made.set_result(callback(self))
+        return made
 
 
 @contextmanager
