@@ -125,25 +125,50 @@ py::object recv_any(const Shared& communicator, BufferView& data, std::uint32_t 
                  std::move(options), sender);
 }
 
-// Returns (source, tag, bytes), or None if no message has arrived within `patience_s` seconds.
-py::object probe(const Shared& communicator, int source, std::optional<std::uint32_t> tag,
-                 double patience_s) {
-  refuse_inside_reduction("probe");
+// How to wait for a message of which only the tag is known: the function of `native` that does.
+template <typename Wait>
+std::shared_ptr<executor::Probed> await_message(const Shared& communicator, std::string_view name,
+                                                const Wait& wait) {
+  refuse_inside_reduction(name);
   if (!communicator->attend()) throw py::error_already_set();
-  const auto found = std::make_shared<executor::Probed>();
+  auto found = std::make_shared<executor::Probed>();
   Status status;
   bool is_there = false;
   {
     const ReleasedGil release;
-    is_there = communicator->native->probe({source, tag.value_or(executor::kAnyTag), found},
-                                           nanoseconds(patience_s), signal_raised, &status);
+    is_there = wait(found, &status);
   }
   if (!status.ok() || PyErr_Occurred() != nullptr) {
     communicator->note_told(status);
-    raise_if_failed(status, "probe", communicator->native->names());
+    raise_if_failed(status, name, communicator->native->names());
   }
-  if (!is_there) return py::none();
+  return is_there ? std::move(found) : nullptr;
+}
+
+// Returns (source, tag, bytes), or None if no message has arrived within `patience_s` seconds.
+py::object probe(const Shared& communicator, int source, std::optional<std::uint32_t> tag,
+                 double patience_s) {
+  const auto found = await_message(
+      communicator, "probe", [&](const std::shared_ptr<executor::Probed>& told, Status* status) {
+        return communicator->native->probe({source, tag.value_or(executor::kAnyTag), told},
+                                           nanoseconds(patience_s), signal_raised, status);
+      });
+  if (found == nullptr) return py::none();
   return py::make_tuple(found->source, found->tag, found->bytes);
+}
+
+// Returns the bytes of the message, or None if none has arrived within `patience_s` seconds.
+py::object recv_within(const Shared& communicator, BufferView& data, int source, std::uint32_t tag,
+                       double patience_s) {
+  const executor::Memory memory{data.data, data.bytes()};
+  const Nanoseconds timeout = communicator->timeout();
+  const auto found = await_message(
+      communicator, "recv", [&](const std::shared_ptr<executor::Probed>& told, Status* status) {
+        return communicator->native->recv_within(
+            {source, tag, told}, memory, nanoseconds(patience_s), timeout, signal_raised, status);
+      });
+  if (found == nullptr) return py::none();
+  return py::int_(found->bytes);
 }
 
 void abort(const Shared& communicator, const std::string& why) {
@@ -206,6 +231,9 @@ void bind_communicator(py::module_& module) {
   bind_calls_of(type);
   type.def("abort", &abort, py::arg("why"));
   type.def("probe", &probe, py::arg("source"), py::arg("tag"), py::arg("patience_s"));
+  type.def("recv_within", &recv_within, py::arg("data"), py::arg("source"), py::arg("tag"),
+           py::arg("patience_s"),
+           "Receive the next message if it fits; return its bytes, or None.");
   type.def(py::init(&make), py::arg("rank"), py::arg("size"), py::arg("transports"),
            py::arg("timeout_s"), py::arg("names"), py::arg("cores") = 0,
            py::arg("cpu_balancing") = true)

@@ -6,6 +6,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <ctime>
@@ -161,12 +162,49 @@ bool Communicator::probe(const ProbeRequest& request, Nanoseconds patience,
                          const Interrupted& interrupted, Status* status) {
   if (*status = foreign(); !status->ok()) return false;
   std::unique_lock<Gate> lock(gate_);
+  return probe_locked(lock, request, patience, interrupted, status);
+}
+
+bool Communicator::probe_locked(std::unique_lock<Gate>& lock, const ProbeRequest& request,
+                                Nanoseconds patience, const Interrupted& interrupted,
+                                Status* status) {
   const auto operation = engine_->start(request);
   *status = drive_locked(lock, *operation, patience, interrupted);
   if (operation->done()) return status->ok();
   engine_->forget_probe(*operation);
   *status = Status();
   return false;
+}
+
+bool Communicator::recv_within(const ProbeRequest& request, executor::Memory memory,
+                               Nanoseconds patience, Nanoseconds timeout,
+                               const Interrupted& interrupted, Status* status) {
+  if (*status = foreign(); !status->ok()) return false;
+  std::unique_lock<Gate> lock(gate_);
+  const Nanoseconds begin = clock_->now();
+  const auto left = [&] {
+    return patience == kForever ? kForever
+                                : std::max<Nanoseconds>(0, patience - (clock_->now() - begin));
+  };
+  // Another thread may receive the message before this one has the lock again. A probe that is
+  // answered at once finds one that is still here.
+  std::shared_ptr<Operation> found;
+  do {
+    if (!probe_locked(lock, request, left(), interrupted, status)) return false;
+    found = engine_->start(request);
+    if (!found->done()) engine_->forget_probe(*found);
+  } while (!found->done());
+  if (*status = found->status(); !status->ok()) return false;
+  const executor::Probed& message = *request.found;
+  if (message.bytes > memory.bytes) return true;
+  const auto operation =
+      engine_->start(executor::MessageRequest{executor::MessageRequest::Kind::kRecv,
+                                              message.source,
+                                              message.tag,
+                                              {memory.data, message.bytes}},
+                     timeout);
+  *status = drive_locked(lock, *operation, kForever, interrupted);
+  return status->ok();
 }
 
 Status Communicator::drive_locked(std::unique_lock<Gate>& lock, const Operation& operation,

@@ -60,6 +60,9 @@ class Communicator {
   // communicator is then unchanged. `status` is the state of the communicator.
   bool probe(const ProbeRequest& request, Nanoseconds patience, const Interrupted& interrupted,
              Status* status);
+  // The same, and receives the message if `memory` has at least its bytes; a longer one stays.
+  bool recv_within(const ProbeRequest& request, executor::Memory memory, Nanoseconds patience,
+                   Nanoseconds timeout, const Interrupted& interrupted, Status* status);
 
   // Starts the operation and leaves it to the progress thread. The caller keeps its memory alive
   // until the operation is done. kTransport, with nothing started, if the thread cannot be created.
@@ -159,6 +162,8 @@ class Communicator {
   Communicator(std::unique_ptr<Engine> engine, std::shared_ptr<Clock> clock, int cores);
   ~Communicator() = default;
   static std::shared_ptr<Operation> ended(Status status);
+  bool probe_locked(std::unique_lock<Gate>& lock, const ProbeRequest& request, Nanoseconds patience,
+                    const Interrupted& interrupted, Status* status);
   bool is_foreign() const { return fork_generation.load(std::memory_order_relaxed) != birth_; }
   Status foreign() const;
   Status drive_locked(std::unique_lock<Gate>& lock, const Operation& operation,

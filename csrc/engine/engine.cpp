@@ -418,7 +418,8 @@ bool Engine::step_collectives(bool all) {
 }
 
 // A rank that waits for a send also receives: two ranks that send to each other, or a ring of
-// ranks, must not deadlock.
+// ranks, must not deadlock. Otherwise messages without a receive stay in the channel, from which
+// they go to the memory of the receive without a copy.
 bool Engine::step_messages() {
   long_arrives_ = false;
   if ((message_deadlines_.empty() && probes_.empty()) || inquires()) return false;
@@ -426,15 +427,15 @@ bool Engine::step_messages() {
   const bool any_sending =
       std::any_of(mailboxes_.begin(), mailboxes_.end(),
                   [](const auto& mailbox) { return mailbox != nullptr && mailbox->sending(); });
+  const bool takes_unclaimed = any_sending || !from_any_.recvs.empty() || !probes_.empty();
   for (int peer = 0; peer < size(); ++peer) {
     if (peer == rank()) continue;
     Mailbox& mailbox = mailbox_of(peer);
-    if (!any_sending && from_any_.recvs.empty() && probes_.empty() && !mailbox.receiving())
-      continue;
+    if (!takes_unclaimed && !mailbox.receiving()) continue;
     if (mailbox.sending()) {
       moved |= mailbox.advance_sends(send_channel(peer, transport::kMessageChannel));
     }
-    moved |= mailbox.advance_recvs(recv_channel(peer, transport::kMessageChannel));
+    moved |= mailbox.advance_recvs(recv_channel(peer, transport::kMessageChannel), takes_unclaimed);
     long_arrives_ |= mailbox.arriving() > Call::kShortBytes;
     if (mailbox.broken()) {
       const std::string how = "it sent a malformed message";

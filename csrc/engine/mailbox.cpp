@@ -114,9 +114,10 @@ bool Mailbox::advance_sends(transport::SendChannel& channel) {
   return moved;
 }
 
-bool Mailbox::advance_recvs(transport::RecvChannel& channel) {
+bool Mailbox::advance_recvs(transport::RecvChannel& channel, bool takes_unclaimed) {
   bool moved = false;
   for (int segments = 0; segments < kSegmentsPerAdvance && !broken_; ++segments) {
+    if (!receiving() && (moved || !takes_unclaimed)) break;
     const transport::Segment* segment = channel.peek();
     if (segment == nullptr) break;
     broken_ = !continues(segment->header);

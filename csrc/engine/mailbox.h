@@ -3,9 +3,10 @@
 // sent. Messages with other tags may overtake them.
 //
 // A message is cut into segments of at most kSegmentBytesMax bytes. Each carries the
-// message's number, its total length (in `agreement`) and its tag. If a message arrives
-// before its receive is posted, the mailbox keeps it in memory of its own. So two ranks
-// that send to each other never block each other.
+// message's number, its total length (in `agreement`) and its tag. A message without a receive
+// stays in the channel, unless the rank sends, looks for messages, or waits for a later one. The
+// mailbox then keeps it in memory of its own, so two ranks that send to each other never block each
+// other.
 //
 // Receives from kAnyPeer wait in a list that all mailboxes of a rank share. If two receives match
 // the same message, the one that was posted first gets it.
@@ -61,10 +62,12 @@ class Mailbox {
   // posted only if this mailbox holds a matching message.
   void post_recv(const MessageRequest& request, std::shared_ptr<Operation> operation);
 
-  // Moves what can be moved, up to kSegmentsPerAdvance segments; true if anything moved. Only a
-  // broken peer sends an invalid segment: then broken() is true and nothing more is received.
+  // Moves what can be moved, up to kSegmentsPerAdvance segments; true if anything moved.
   bool advance_sends(transport::SendChannel& channel);
-  bool advance_recvs(transport::RecvChannel& channel);
+  // The same while receives are open. With `takes_unclaimed` it also takes one segment while none
+  // is, so that callers can look whether it is what they wait for. Only a broken peer sends an
+  // invalid segment: then broken() is true and nothing more is received.
+  bool advance_recvs(transport::RecvChannel& channel, bool takes_unclaimed);
   bool broken() const { return broken_; }
 
   int peer() const { return peer_; }

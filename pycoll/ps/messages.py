@@ -145,6 +145,10 @@ class Message(NamedTuple):
     rule: int = 0
     payload: Any = None
 
+    def with_payload(self, payload: Any) -> Message:
+        """Return the message with another payload."""
+        return Message(*self[:-1], payload)
+
 
 def pack_into(head: Any, message: Message, nbytes: int, apart: bool, taken: int) -> None:
     """Write the header to the begin of ``head``.
@@ -173,8 +177,8 @@ def pack_into(head: Any, message: Message, nbytes: int, apart: bool, taken: int)
     )
 
 
-def unpack(head: Any, payload: Any = None) -> tuple[Message, int, bool, int]:
-    """Return the message with this payload, the payload's bytes, whether it comes apart, and the
+def unpack(head: Any) -> tuple[Message, int, bool, int]:
+    """Return the message without its payload, the payload's bytes, whether it comes apart, and the
     number ``taken``.
 
     Raises ValueError for bytes that ``pack_into`` did not write.
@@ -201,6 +205,5 @@ def unpack(head: Any, payload: Any = None) -> tuple[Message, int, bool, int]:
         last >> 24,
         flags & ~APART,
         rule,
-        payload,
     )
     return message, nbytes, bool(flags & APART), taken

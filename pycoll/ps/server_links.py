@@ -48,8 +48,6 @@ _COUNT = 0xFFFFFFFF
 _RECEIVED_BYTES = 16 << 20
 #: Buffers of so many lengths are kept for reuse.
 _LENGTHS_MAX = 8
-#: By length a buffer for a message, and its view for the native module.
-_Buffers = dict[int, tuple[memoryview, _core.BufferView]]
 
 
 class Link:
@@ -72,8 +70,11 @@ class Link:
         #: How many segments this end has taken, and how many the peer has, as far as it has told.
         self._taken = 0
         self._told = 0
-        self._out: _Buffers = {}
-        self._in: _Buffers = {}
+        #: By length a buffer for a message, and the call that sends it, which runs no Python when
+        #: it is repeated.
+        self._out: dict[int, tuple[memoryview, Callable[[], None]]] = {}
+        self._in = memoryview(bytearray(HEAD_BYTES + INLINE_BYTES))
+        self._in_view = _core.view(self._in)
         self._memory = ReusedMemory(_RECEIVED_BYTES)
 
     @property
@@ -92,17 +93,29 @@ class Link:
         self._sent += _segments_of(nbytes, apart)
         has_space = not self._sending and self._sent - self._told <= _SEGMENTS_MAX
         length = HEAD_BYTES if apart else HEAD_BYTES + nbytes
-        head, view = _buffer(self._out, length)
+        head, send = self._buffer(length)
         pack_into(head, message, nbytes, apart, self._taken & _COUNT)
         if data is not None and not apart:
             head[HEAD_BYTES:] = data
         if has_space:
-            self._native.send(view, self._other, _HEAD_TAG, False)
-            self._out[length] = head, view
+            send()
+            self._out[length] = head, send
         else:
-            self._post(view, _HEAD_TAG, head)
+            self._post(_core.view(head), _HEAD_TAG, head)
         if data is not None and apart:
             self._post(_core.view(np.frombuffer(data, np.uint8)), _PAYLOAD_TAG, payload)
+
+    def _buffer(self, length: int) -> tuple[memoryview, Callable[[], None]]:
+        """Take a buffer of this length, or make one; ``send`` puts it back once it is free."""
+        found = self._out.pop(length, None)
+        if found is None:
+            if len(self._out) >= _LENGTHS_MAX:
+                self._out.clear()
+            # NumPy's memory may be such that peers read it in place, which an answer must await.
+            memory = memoryview(bytearray(length))
+            array = np.frombuffer(memory, np.uint8)
+            found = memory, self._comm.send.bind(array, self._other, tag=_HEAD_TAG)
+        return found
 
     def _post(self, view: _core.BufferView, tag: int, owner: Any) -> None:
         work = self._native.send(view, self._other, tag, True)
@@ -123,35 +136,30 @@ class Link:
         leaves the choice to this function. Raises PeerLostError where the peer is gone, and
         TransportError for bytes that no peer sends.
         """
-        found = self._native.probe(self._other, _HEAD_TAG, patience_s)
-        if found is None:
+        length = self._native.recv_within(self._in_view, self._other, _HEAD_TAG, patience_s)
+        if length is None:
             return None
-        length = found[2]
-        if length > HEAD_BYTES + INLINE_BYTES:
+        if length > len(self._in):
             raise self._nonsense(f"a header of {length} bytes")
-        buffer, view = _buffer(self._in, length)
-        self._native.recv(view, self._other, _HEAD_TAG, False)
         inline = length - HEAD_BYTES
         try:
-            payload = buffer[HEAD_BYTES:] if inline > 0 else None
-            message, nbytes, apart, taken = unpack(buffer, payload)
+            message, nbytes, apart, taken = unpack(self._in[:length])
         except ValueError as error:
             raise self._nonsense(str(error)) from None
         if inline != (0 if apart else nbytes):
             raise self._nonsense(f"{inline} bytes with a header of {nbytes}")
-        memory = place(message, nbytes) if nbytes else None
-        if apart:
-            if memory is None:
-                memory = self._memory.take(nbytes)
-            self._native.recv(_core.view(memory), self._other, _PAYLOAD_TAG, False)
-        elif memory is not None and payload is not None:
-            memory.data[:] = payload
-        self._taken += _segments_of(nbytes, apart)
         self._told += (taken - self._told) & _COUNT
-        if memory is None and payload is not None:
-            return message
-        self._in[length] = buffer, view
-        return message if memory is None else message._replace(payload=memory)
+        payload: Any = place(message, nbytes) if nbytes else None
+        if apart:
+            if payload is None:
+                payload = self._memory.take(nbytes)
+            self._native.recv(_core.view(payload), self._other, _PAYLOAD_TAG, False)
+        elif payload is not None:
+            payload.data[:] = self._in[HEAD_BYTES:length]
+        elif nbytes:
+            payload = bytes(self._in[HEAD_BYTES:length])
+        self._taken += _segments_of(nbytes, apart)
+        return message if payload is None else message.with_payload(payload)
 
     def _nonsense(self, what: str) -> TransportError:
         return TransportError(f"rank {self.peer} sent {what}, which is no message of a store")
@@ -164,18 +172,6 @@ class Link:
                 self._sending.popleft()[0].wait()
             except PycollError:
                 continue
-
-
-def _buffer(kept: _Buffers, length: int) -> tuple[memoryview, _core.BufferView]:
-    """Take a buffer of this length off ``kept``, or make one; the user may put it back."""
-    found = kept.pop(length, None)
-    if found is None:
-        if len(kept) >= _LENGTHS_MAX:
-            kept.clear()
-        # Arrays of NumPy may lie in memory that peers read in place, which an answer must await.
-        memory = memoryview(bytearray(length))
-        found = memory, _core.view(memory)
-    return found
 
 
 def _segments_of(nbytes: int, apart: bool) -> int:

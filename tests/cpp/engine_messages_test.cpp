@@ -61,6 +61,33 @@ TEST(a_message_that_comes_in_part_is_told) {
   }
 }
 
+// The receive gets what had arrived before it, and nothing after its deadline.
+TEST(a_receive_that_was_placed_in_part_is_not_written_after_its_deadline) {
+  Ranks ranks(2);
+  auto& channel = ranks.link(1, 0).send_channel(transport::kMessageChannel);
+  const auto send = [&channel](int value) {
+    std::memset(channel.reserve(8), value, 8);
+    channel.commit({1, 16, 8, 3});
+  };
+  send(1);
+  const auto found = std::make_shared<executor::Probed>();
+  const auto probe = ranks.at(0).start(executor::ProbeRequest{1, 3, found});
+  ranks.run_until(kMillisecond);
+  CHECK(probe->done() && found->bytes == 16, "a message of %llu bytes",
+        static_cast<unsigned long long>(found->bytes));
+  std::vector<Element> slot_buffer = {7, 8};
+  const auto recv = ranks.at(0).start(recv_from(1, 3, slot_buffer), kSecond);
+  const Element first = 0x0101010101010101;
+  CHECK((slot_buffer == std::vector<Element>{first, 8}), "what had arrived is not placed");
+  ranks.run_until(2 * kSecond);
+  expect(*recv, Code::kTimeout,
+         "rank 0's recv from rank 1 with tag 3 did not finish within 1 s: rank 1 sent nothing more",
+         {1});
+  send(2);
+  ranks.run_until(3 * kSecond);
+  CHECK((slot_buffer == std::vector<Element>{first, 8}), "it was written after its end");
+}
+
 TEST(a_message_that_is_not_taken_is_told) {
   Ranks ranks(2);
   std::vector<Element> sent = input_of(0, 0, 1 << 20);

@@ -92,7 +92,7 @@ void move_all(Mailbox& from, Mailbox& to, Pipe& pipe) {
   bool moved = true;
   while (moved) {
     moved = from.advance_sends(pipe);
-    moved |= to.advance_recvs(pipe);
+    moved |= to.advance_recvs(pipe, true);
   }
 }
 
@@ -134,7 +134,7 @@ TEST(a_receive_may_come_while_its_message_arrives) {
   Bytes data = pattern(200'000, 1), got(200'000);
   const auto sent = send(a, 3, data);
   (void)a.advance_sends(pipe);
-  (void)b.advance_recvs(pipe);
+  (void)b.advance_recvs(pipe, true);
   const auto received = recv(b, 3, got);
   CHECK(!received->done(), "the message is not whole yet");
   CHECK(std::equal(got.begin(), got.begin() + transport::kSegmentBytesMax, data.begin()),
@@ -144,6 +144,99 @@ TEST(a_receive_may_come_while_its_message_arrives) {
   expect_done(sent, "send");
   expect_done(received, "recv");
   CHECK(got == data, "what arrived differs");
+}
+
+// So its segments go directly to the memory of the receive that comes.
+TEST(a_message_without_a_receive_stays_in_the_channel) {
+  Mailbox a(1), b(0);
+  Pipe pipe(8);
+  Bytes head = pattern(72, 1), payload = pattern(300'001, 2), got_head(72), got(payload.size());
+  const auto first = recv(b, 0, got_head);
+  (void)send(a, 0, head);
+  const auto sent = send(a, 1, payload);
+  while (a.advance_sends(pipe)) {
+  }
+  CHECK(b.advance_recvs(pipe, false), "the header is taken");
+  expect_done(first, "recv of the header");
+  CHECK(!b.advance_recvs(pipe, false) && pipe.waiting() == 5, "%zu segments wait", pipe.waiting());
+  CHECK(!b.holds(1) && b.arriving() == 0, "nothing of the payload was taken");
+  const auto received = recv(b, 1, got);
+  CHECK(b.advance_recvs(pipe, false), "the payload is taken");
+  expect_done(received, "recv of the payload");
+  expect_done(sent, "send");
+  CHECK(got_head == head && got == payload, "what arrived differs");
+}
+
+TEST(one_segment_at_a_time_is_taken_for_nobody) {
+  Mailbox a(1), b(0);
+  Pipe pipe(8);
+  Bytes data[2] = {pattern(200'000, 1), pattern(5, 2)};
+  Bytes got[2] = {Bytes(200'000), Bytes(5)};
+  for (std::uint32_t tag = 0; tag < 2; ++tag) (void)send(a, tag, data[tag]);
+  while (a.advance_sends(pipe)) {
+  }
+  for (std::size_t left = 5; left-- > 0;) {
+    CHECK(b.advance_recvs(pipe, true) && pipe.waiting() == left, "%zu wait", pipe.waiting());
+    CHECK(b.holds(0) && b.holds(1) == (left == 0), "%zu wait", left);
+  }
+  for (std::uint32_t tag = 2; tag-- > 0;) expect_done(recv(b, tag, got[tag]), "recv");
+  CHECK(got[0] == data[0] && got[1] == data[1], "what arrived differs");
+}
+
+// A receive that comes after some segments gets these at once, and each later one when it arrives.
+TEST(a_message_is_placed_from_the_moment_its_receive_is_known) {
+  constexpr std::size_t kLong = 300'001;
+  for (const std::size_t length : {kLong, kLong - 1, kLong + 1, std::size_t{0}}) {
+    for (std::size_t taken = 1; taken <= 5; ++taken) {
+      Mailbox a(1), b(0);
+      Pipe pipe(1);
+      Bytes data = pattern(kLong, taken), old = pattern(length, 99), got = old, last(4);
+      (void)send(a, 3, data);
+      const auto expect_placed = [&](std::size_t segments) {
+        const std::size_t fits = length == kLong ? std::min(segments * 65'536, kLong) : 0;
+        CHECK(std::equal(data.begin(), data.begin() + fits, got.begin()), "%zu segments", segments);
+        CHECK(std::equal(old.begin() + fits, old.end(), got.begin() + fits), "%zu segments",
+              segments);
+      };
+      std::size_t segments = 0;
+      for (; segments < taken; ++segments) {
+        (void)a.advance_sends(pipe);
+        CHECK(b.advance_recvs(pipe, true), "no segment");
+      }
+      const auto received = recv(b, 3, got);
+      expect_placed(segments);
+      for (; segments < 5; ++segments) {
+        CHECK(!received->done(), "%zu segments are the whole message", segments);
+        (void)a.advance_sends(pipe);
+        CHECK(b.advance_recvs(pipe, false), "no segment");
+        expect_placed(segments + 1);
+      }
+      const Code expected = length == kLong ? Code::kOk : Code::kMismatch;
+      CHECK(received->done() && received->status().code() == expected, "%zu bytes", length);
+      const auto after = recv(b, 3, last);
+      Bytes later = pattern(4, 7);
+      (void)send(a, 3, later);
+      move_all(a, b, pipe);
+      expect_done(after, "the next message");
+      CHECK(last == later, "the next message differs");
+    }
+  }
+}
+
+TEST(a_failed_receive_that_was_placed_in_part_is_not_written_any_more) {
+  Mailbox a(1), b(0);
+  Pipe pipe(1);
+  Bytes data = pattern(200'000, 1), got(200'000);
+  (void)send(a, 3, data);
+  (void)a.advance_sends(pipe);
+  (void)b.advance_recvs(pipe, true);
+  const auto received = recv(b, 3, got);
+  b.fail(Status::error(Code::kTimeout, "late", {1}));
+  CHECK(received->done() && received->status().code() == Code::kTimeout, "it has not failed");
+  const Bytes before = got;
+  while (a.advance_sends(pipe) || b.advance_recvs(pipe, true)) {
+  }
+  CHECK(got == before, "it was written to");
 }
 
 // The driver looks at deadlines and signals between two steps.
@@ -156,7 +249,7 @@ TEST(a_long_message_moves_in_bounded_steps) {
   const auto sent = send(a, 3, data);
   int sends = 0, recvs = 0;
   while (a.advance_sends(pipe)) ++sends;
-  while (b.advance_recvs(pipe)) ++recvs;
+  while (b.advance_recvs(pipe, false)) ++recvs;
   expect_done(sent, "send");
   expect_done(received, "recv");
   CHECK(got == data, "what arrived differs");
@@ -320,7 +413,7 @@ TEST(a_failure_ends_everything_once) {
   move_all(a, b, pipe);
   const auto sent = send(a, 3, data), arriving = recv(b, 3, got), unmatched = recv(b, 4, other);
   (void)a.advance_sends(pipe);
-  (void)b.advance_recvs(pipe);
+  (void)b.advance_recvs(pipe, true);
   const Status status = Status::error(Code::kPeerLost, "gone", {1});
   a.fail(status);
   b.fail(status);
@@ -357,9 +450,10 @@ TEST(segments_that_do_not_continue_their_message_break_the_mailbox) {
         std::memset(pipe.reserve(header.bytes), 1, header.bytes);
         pipe.commit(header);
       }
-      (void)box.advance_recvs(pipe);
+      while (box.advance_recvs(pipe, true)) {
+      }
       CHECK(box.broken(), "%s, posted %d", wrong.what, posted);
-      CHECK(!box.advance_recvs(pipe), "%s: received more", wrong.what);
+      CHECK(!box.advance_recvs(pipe, true), "%s: received more", wrong.what);
     }
   }
 }
