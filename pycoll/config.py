@@ -166,6 +166,7 @@ class Config(NamedTuple):
     cpu_balancing: bool = True
     deferred_steps: bool = True
     store_checks: bool = False
+    server_silence_s: int = 30
     role: str = WORKER
 
     def __repr__(self) -> str:
@@ -343,6 +344,13 @@ SETTINGS: tuple[Setting, ...] = (
         _boolean,
         "1: workers and servers of stores check the invariants of their protocol at run time "
         "(docs/internals/parameter-servers.md); 0: no checks",
+    ),
+    Setting(
+        "PYCOLL_SERVER_SILENCE_S",
+        "server_silence_s",
+        _integer(2),
+        "whole seconds without a sign of a server after which the other servers of a store go on "
+        "without it; the lowest number of its first servers holds",
     ),
     Setting(
         "PYCOLL_ROLE",

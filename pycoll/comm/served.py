@@ -19,6 +19,7 @@ import contextlib
 import json
 import math
 import threading
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
@@ -393,12 +394,15 @@ class ServerLoop:
         self._others: list[tuple[ServerLoop, threading.Thread]] = []
         #: The threads that serve stores; they may outlive the communicator of all ranks.
         self._stores: list[threading.Thread] = []
+        #: The errors that have ended them.
+        self._failures: list[PycollError] = []
 
     def run(self) -> int:
         """Serve until worker 0 ends, and return the number of operations.
 
         It includes those of duplicates of the world, and ends after them. Raises PeerLostError that
-        names the rank that is gone, and the errors of operations that end the communicator.
+        names the rank that is gone, and the errors of operations that end the communicator. At the
+        end it raises the error of a store that this server could not serve to its end.
         """
         try:
             while (text := self._next()) != _END:
@@ -421,6 +425,8 @@ class ServerLoop:
                 thread.join()
         for _, thread in self._others:
             thread.join()
+        if self._failures:
+            raise self._failures[0]
         return self.served + sum(loop.served for loop, _ in self._others)
 
     def _dup(self) -> None:
@@ -440,9 +446,20 @@ class ServerLoop:
         except PycollError:
             # The workers raise the same error. If it ended the base, the next wait raises it.
             return
-        thread = threading.Thread(target=serve, name="pycoll-store", daemon=True)
+        thread = threading.Thread(
+            target=self._serve, args=(serve,), name="pycoll-store", daemon=True
+        )
         thread.start()
         self._stores.append(thread)
+
+    def _serve(self, serve: Callable[[], None]) -> None:
+        """Serve a store as a thread."""
+        try:
+            serve()
+        except PycollError as error:
+            self._failures.append(error)
+            # Collectives and other stores go on, and run() raises the error at their end.
+            warnings.warn(str(error), RuntimeWarning, stacklevel=1)
 
     def run_until_failure(self) -> None:
         """Serve as a thread: an error ends it, and the workers raise their own."""

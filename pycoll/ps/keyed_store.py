@@ -194,7 +194,7 @@ class Store:
             what = f"init of {key!r}"
             answer = self._look_up(name, what)
             if answer.kind is Kind.DONE:
-                placed = self._placement.place(terms, update, answer.round)
+                placed = self._place(terms, update, answer.round)
                 self._load(placed, data, rule, key)
                 ahead()
                 written = name + b"\0" + placed.to_text().encode()
@@ -205,6 +205,10 @@ class Store:
                 self._placement.note(placed)
         like = framework.empty(x, (0,), terms.dtype)
         self._keys[key] = _Key(key, placed, framework, like)
+
+    def _place(self, terms: Terms, update: str, epoch: int) -> Placed:
+        heads = [chain[0] if chain else -1 for chain in self._links.machine.view.chains]
+        return self._placement.place(terms, update, epoch, heads)
 
     def table(
         self,
@@ -824,12 +828,13 @@ class Store:
                 reason = f"rank {rank} has not called checkpoint()"
         else:
             waiting = next(one for one in requests if not one.ended)
-            chain = self._links.machine.view.chains[waiting.message.shard]
+            view, shard = self._links.machine.view, waiting.message.shard
+            chain = view.chains[shard]
             # Each server of a chain may be the one that stands still.
             names = " or ".join(f"server rank {one}" for one in chain) or "no server"
             only = chain[0] if len(chain) == 1 else None
             return TimeoutError(
-                f"{what} waited {seconds:g} s: {names} has not answered",
+                f"{what} waited {seconds:g} s: {names} has not answered{view.gap_of(shard)}",
                 rank=only,
                 ranks=chain,
                 operation="ps",

@@ -69,6 +69,13 @@ class Kind(IntEnum):
     LEFT = 50
     # A worker asks a server for a ticket.
     INVITE = 51
+    # Between servers. Server ``worker`` has lost its connection with server ``key``. A sign of
+    # life. A server that may have been stopped asks whether it still takes part; a server that
+    # counts it answers.
+    SEVERED = 52
+    ALIVE = 53
+    AWAKE = 54
+    COUNTED = 55
 
 
 UPDATES = frozenset(
@@ -85,7 +92,7 @@ VIEWS = frozenset(
     (
         *(Kind.VIEW, Kind.ACCEPTED, Kind.FILLED, Kind.UNMANAGED, Kind.PROPOSE),
         *(Kind.RECALL, Kind.RECALLED, Kind.DRAIN, Kind.ADD),
-        *(Kind.ADMIT, Kind.JOINED, Kind.LEFT),
+        *(Kind.ADMIT, Kind.JOINED, Kind.LEFT, Kind.SEVERED),
     )
 )
 #: The answers to updates and reads; ``after`` is 1 in those to reads, and else 0.

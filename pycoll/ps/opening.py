@@ -30,35 +30,45 @@ from pycoll.untrusted import json_object, read_json
 
 #: The most servers that hold a shard, in addition to its first one.
 REPLICAS_MAX = 2
-_FACTS = {"serves": bool, "terms": list, "meeting": str, "refused": str}
+#: The most shards of a store.
+SHARDS_MAX = 1024
+_FACTS = {"serves": bool, "terms": list, "meeting": str, "refused": str, "silence_s": int}
 
 
 class Terms(NamedTuple):
-    """The terms of a store. ``servers``: the ranks that serve it."""
+    """The terms of a store. ``servers``: the ranks that serve it at first."""
 
     servers: tuple[int, ...]
     replicas: int
     consistency: Consistency
+    shards: int
 
     def to_list(self) -> list[Any]:
         """Return the form that ``from_list`` reads."""
-        return [list(self.servers), self.replicas, str(self.consistency)]
+        return [list(self.servers), self.replicas, str(self.consistency), self.shards]
 
     @classmethod
     def from_list(cls, facts: list[Any]) -> Terms:
         """Read terms. Raises ValueError for other lists."""
-        servers, replicas, text = facts
+        servers, replicas, text, shards = facts
         if not isinstance(servers, list) or not all(type(one) is int for one in servers):
             raise ValueError("servers that are no ranks")
-        if type(replicas) is not int or not isinstance(text, str):
-            raise ValueError("replicas or a consistency of another type")
-        return cls(tuple(servers), replicas, consistency_from(text))
+        if type(replicas) is not int or not isinstance(text, str) or type(shards) is not int:
+            raise ValueError("replicas, a consistency or shards of another type")
+        return cls(tuple(servers), replicas, consistency_from(text), shards)
 
     def __str__(self) -> str:
-        return f"servers={list(self.servers)}, replicas={self.replicas}, {self.consistency}"
+        return (
+            f"servers={list(self.servers)}, replicas={self.replicas}, {self.consistency}, "
+            f"shards={self.shards}"
+        )
+
+    def first_view(self, size: int) -> View:
+        """Return the view of a new store. ``size``: the number of all ranks."""
+        return first_view(self.servers, self.replicas, size, self.shards)
 
 
-def checked_terms(servers: Any, replicas: Any, consistency: Any, size: int) -> Terms:
+def checked_terms(servers: Any, replicas: Any, consistency: Any, shards: Any, size: int) -> Terms:
     """Return the terms of arguments. Raises InvalidArgumentError that names the wrong one."""
     found = consistency_of(consistency)
     try:
@@ -73,7 +83,18 @@ def checked_terms(servers: Any, replicas: Any, consistency: Any, size: int) -> T
         raise InvalidArgumentError(f"servers is {servers!r}: all {size} ranks; leave a worker")
     most = min(REPLICAS_MAX, len(ranks) - 1)
     why = f", since there are {len(ranks)} servers and at most {REPLICAS_MAX} replicas"
-    return Terms(tuple(ranks), checked_replicas(replicas, most, why), found)
+    copies = checked_replicas(replicas, most, why)
+    return Terms(tuple(ranks), copies, found, _checked_shards(shards, len(ranks)))
+
+
+def _checked_shards(shards: Any, servers: int) -> int:
+    count = servers if shards is None else shards
+    if isinstance(count, bool) or not isinstance(count, int) or not servers <= count <= SHARDS_MAX:
+        raise InvalidArgumentError(
+            f"shards is {shards!r}: expected {servers} to {SHARDS_MAX}, since there are {servers} "
+            "servers, or None for one shard by server"
+        )
+    return count
 
 
 def checked_replicas(replicas: Any, most: int, why: str = "") -> int:
@@ -115,13 +136,14 @@ class Opening:
                 "terms": [] if self._given is None else self._given.to_list(),
                 "meeting": meeting.decode(),
                 "refused": self._refused,
+                "silence_s": base._config.server_silence_s,
             }
             blobs = base._gather_blobs(json.dumps(mine).encode())
-            terms, meetings = agreed(blobs)
+            terms, meetings, silence_s = agreed(blobs)
             key = base._key_of_parts()
             circle = Circle(
                 base.rank,
-                base._config._replace(timeout_s=base.timeout_s),
+                base._config._replace(timeout_s=base.timeout_s, server_silence_s=silence_s),
                 key,
                 base._tuning,
                 base._chosen_by[3],
@@ -162,14 +184,14 @@ class Opening:
     def worker(self) -> tuple[Terms, WorkerLinks]:
         """Take part as a worker."""
         with self._links() as (terms, links, home):
-            view = first_view(terms.servers, terms.replicas, self._base.size)
+            view = terms.first_view(self._base.size)
             machine = made_client(self._base._config, self._base.rank, view, terms)
             return terms, WorkerLinks(machine, links, home)
 
     def server(self) -> ServerThreads:
         """Take part as a server."""
         with self._links() as (terms, links, home):
-            view = first_view(terms.servers, terms.replicas, self._base.size)
+            view = terms.first_view(self._base.size)
             config, workers = self._base._config, self._workers(terms)
             machine = made_server(config, self._base.rank, view, workers, terms)
             return ServerThreads(machine, links, home)
@@ -202,13 +224,14 @@ def made_server(
     return ServerMachine(rank, workers, view, make)
 
 
-def agreed(blobs: Sequence[bytes]) -> tuple[Terms, dict[int, Meeting]]:
-    """Return the terms on which all ranks agree, and where servers can be met.
+def agreed(blobs: Sequence[bytes]) -> tuple[Terms, dict[int, Meeting], int]:
+    """Return the terms on which all ranks agree, where servers can be met, and after how many
+    seconds of silence a server counts as gone.
 
     Raises, on all ranks alike, InvalidArgumentError and MismatchError that name the odd rank.
     """
     found: dict[int, Terms] = {}
-    serving, meetings = [], {}
+    serving, silences, meetings = [], [], {}
     for rank, blob in enumerate(blobs):
         try:
             facts = json_object(read_json(blob), _FACTS)
@@ -224,6 +247,7 @@ def agreed(blobs: Sequence[bytes]) -> tuple[Terms, dict[int, Meeting]]:
             raise MismatchError(f"rank {rank} opened no store here: {error}", rank=rank) from None
         if facts["serves"]:
             serving.append(rank)
+            silences.append(facts["silence_s"])
     if not found:
         raise InvalidArgumentError(
             "no rank serves this store: call pycoll.ps.serve_store(comm, servers=...) on the ranks "
@@ -241,4 +265,4 @@ def agreed(blobs: Sequence[bytes]) -> tuple[Terms, dict[int, Meeting]]:
             raise MismatchError(
                 f"rank {rank} {did}, but servers are {list(terms.servers)}", rank=rank
             )
-    return terms, meetings
+    return terms, meetings, min(silences)

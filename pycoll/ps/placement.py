@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from pycoll.ps.array_memory import Terms
@@ -67,21 +68,29 @@ def ranges_of(terms: Terms) -> list[tuple[int, int]]:
 
 
 class Placement:
-    """Spreads parts over shards: each one to the shard with the fewest bytes.
+    """Spreads parts over shards: each one to the server with the fewest bytes, and there to the
+    shard with the fewest.
 
-    So the largest load is at most the mean and one part.
+    So the largest load of a server is at most the mean and one part, while shards do not move.
     """
 
     def __init__(self, shards: int) -> None:
         self.loads = [0] * shards
         self._keys = 0
 
-    def place(self, terms: Terms, update: str, epoch: int) -> Placed:
-        """Return the place of a new key. ``epoch``: that in which this worker is the first one."""
+    def place(self, terms: Terms, update: str, epoch: int, heads: Sequence[int]) -> Placed:
+        """Return the place of a new key. ``epoch``: that in which this worker is the first one.
+        ``heads``: by shard its first server."""
         chosen = []
+        by_server = dict.fromkeys(heads, 0)
+        for server, load in zip(heads, self.loads, strict=True):
+            by_server[server] += load
         for begin, end in ranges_of(terms):
-            shard = min(range(len(self.loads)), key=self.loads.__getitem__)
+            server = min(by_server, key=by_server.__getitem__)
+            shards = [shard for shard, head in enumerate(heads) if head == server]
+            shard = min(shards, key=self.loads.__getitem__)
             self.loads[shard] += end - begin
+            by_server[server] += end - begin
             chosen.append(shard)
         return Placed(self.number(epoch), terms, update, tuple(chosen))
 

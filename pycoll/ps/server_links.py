@@ -201,8 +201,7 @@ class Circle(NamedTuple):
         ``purpose`` tells several links of a pair apart. The host offers the place, which is
         ``listener`` between machines. Raises the errors of ``init``.
         """
-        job = f"{purpose} {host}-{guest}"
-        key = hmac.digest(self.key, job.encode(), "sha256")
+        job, key = self.job_of(host, guest, purpose)
         place = int(self.rank != host)
         exchange: Exchange
         if host not in self.meetings:
@@ -230,6 +229,11 @@ class Circle(NamedTuple):
         joined = Joined(place, 2, *connected, "store")
         shared = max(joined.oversubscription, self.oversubscription)
         return Communicator(joined._replace(oversubscription=shared), config, job)
+
+    def job_of(self, host: int, guest: int, purpose: str) -> tuple[str, bytes]:
+        """Return the name and the key of the meeting at which two ranks make a link."""
+        job = f"{purpose} {host}-{guest}"
+        return job, hmac.digest(self.key, job.encode(), "sha256")
 
     def _meet(self, host: int, key: bytes, job: str, limit: Deadline) -> StoreExchange:
         """Meet a host of another machine, which makes its links one after another at one place."""

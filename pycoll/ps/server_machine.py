@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from pycoll.bootstrap.recovery.council import is_quorum
 from pycoll.ps.membership.newcomers import Newcomer
 from pycoll.ps.messages import READS, UPDATES, VIEWS, Kind, Message
 from pycoll.ps.replica import Replica
@@ -23,7 +24,8 @@ class ServerMachine:
 
     ``make_shard`` makes the empty state of a shard by number. ``out`` collects messages as
     (peer, message); the owner takes them off after each call. ``newcomers`` collects those with
-    which the owner shall connect, and call ``arrive`` or ``miss``.
+    which the owner shall connect, and call ``arrive`` or ``miss``. ``ended`` collects newcomers
+    with ranks that have ended meanwhile, so the newcomer shall not wait for them.
     """
 
     def __init__(
@@ -39,6 +41,7 @@ class ServerMachine:
         #: The workers that have left.
         self.gone: set[int] = set()
         self.newcomers: list[Newcomer] = []
+        self.ended: list[tuple[Newcomer, int]] = []
         #: Where this server is a newcomer: its number, and the peers that have not connected yet.
         self._serial = 0
         self.expected: set[int] = set()
@@ -47,6 +50,9 @@ class ServerMachine:
         #: The newest newcomer that this server knows, and the newest one with a connection here.
         self._joins = view.joins
         self._arrived = 0
+        #: Of the newest newcomer that this server has accepted: its number, and the ranks that had
+        #: ended before, or of whose end the newcomer has been told.
+        self._accepted = (0, set[int]())
         #: The word that a newcomer has joined or left, until a view follows from it.
         self._word: Message | None = None
         self._make_shard = make_shard
@@ -58,6 +64,14 @@ class ServerMachine:
         self._reports: list[Message] = []
         #: Whether the workers have been told that this server has stopped.
         self._has_told = False
+        #: While this server may have been left out: the servers that have not told yet whether they
+        #: count it, those that do, and the messages that wait.
+        self._unsure: set[int] | None = None
+        self._counting: set[int] = set()
+        #: Its view when it began to doubt, and how often it has begun.
+        self._doubted: tuple[int, ...] = ()
+        self._doubts = 0
+        self._waiting: list[tuple[int, Message]] = []
         self._look()
 
     def hear(self, source: int, message: Message) -> None:
@@ -67,13 +81,24 @@ class ServerMachine:
             self._tell_manager(message)
         elif kind is Kind.ARRIVED:
             self._count_off(source)
+        elif kind is Kind.SEVERED and self._unsure is not None and message.key == self.me:
+            # The others may have to decide without this server, which must not stand in their way.
+            self._stop(f"the other servers go on without it: server {message.worker} has lost it")
         elif kind in VIEWS:
             self.voter.hear(source, message)
             self._look()
         elif kind is Kind.BYE:
             self.lose(source)
-        elif source in self.voter.lost:
+        elif kind is Kind.AWAKE:
+            self._answer(source, message)
+        elif source in self.voter.lost or kind is Kind.ALIVE:
             return
+        elif kind is Kind.COUNTED:
+            if message.seq == self._doubts:
+                self._counting.add(source)
+                self._look_for_doubt()
+        elif self._unsure is not None:
+            self._waiting.append((source, message))
         elif message.view > self.view.number:
             if len(self._early) < _EARLY_MAX:
                 self._early.append((source, message))
@@ -100,13 +125,81 @@ class ServerMachine:
             # Also a server that no view known here counts yet: another server may know one.
             self.voter.lose(peer, has_ended)
             self._look()
+            self._look_for_doubt()
 
     def _part_with(self, worker: int) -> None:
         self.workers.discard(worker)
         self.gone.add(worker)
-        for number, replica in self.replicas.items():
-            if number not in self._resting:
-                replica.leave_of(worker)
+        self._look_for_ends()
+        self._leave()
+
+    def _leave(self) -> None:
+        """Take the workers that are gone out of the shards, as far as these may change."""
+        if self._unsure is None:
+            for number, replica in self.replicas.items():
+                for worker in sorted(self.gone):
+                    if number not in self._resting:
+                        replica.leave_of(worker)
+
+    # Silence
+
+    def give_up(self, silent: Iterable[int]) -> None:
+        """Go on without servers that have been silent for long, if the others may decide."""
+        lost = len(self.voter.lost)
+        self.voter.give_up(silent)
+        if len(self.voter.lost) > lost:
+            self._look()
+
+    def pause(self) -> None:
+        """Serve nothing until the others tell that they count this server.
+
+        The owner calls this function ahead of all others when its process may have been stopped:
+        the others may have gone on without it.
+        """
+        if self.has_stopped or self.me not in self.view.servers:
+            return
+        if self._unsure is None:
+            self._doubted = self.view.servers
+        self._doubts += 1
+        self._unsure = set(self.voter.running)
+        self._counting.clear()
+        asked = Message(Kind.AWAKE, seq=self._doubts)
+        self.out += [(one, asked) for one in sorted(self._unsure)]
+        self._look_for_doubt()
+
+    def _answer(self, source: int, asked: Message) -> None:
+        """Tell a server that may have been stopped whether this one counts it."""
+        if self.has_stopped:
+            return
+        if source in self.voter.lost:
+            lost = Message(Kind.SEVERED, key=source, worker=self.me)
+            self.out.append((source, lost))
+        elif source in self.voter.accepted.servers:
+            self.out.append((source, asked._replace(kind=Kind.COUNTED)))
+
+    def _stop(self, why: str) -> None:
+        self.voter.stop(f"it was stopped for long, and {why}")
+        self._look()
+
+    def _look_for_doubt(self) -> None:
+        """Serve again once all servers that this one reaches have told that they count it."""
+        if self._unsure is None or self.has_stopped:
+            return
+        self._unsure.intersection_update(self.voter.running)
+        self._unsure -= self._counting
+        if self._unsure:
+            return
+        base = self._doubted
+        counting = self._counting.intersection(base)
+        # Servers that have ended meanwhile may have gone on without this one.
+        if not is_quorum({self.me, *counting}, (), base):
+            self._stop(f"of servers {list(base)} only {sorted(counting)} have said they count it")
+            return
+        self._unsure = None
+        self._leave()
+        waiting, self._waiting = self._waiting, []
+        for source, message in waiting:
+            self.hear(source, message)
 
     # Newcomers
 
@@ -151,6 +244,20 @@ class ServerMachine:
             if not self.expected:
                 joined = Message(Kind.JOINED, key=self._serial)
                 self.out += [(one, joined) for one in self.voter.running]
+
+    def _look_for_ends(self) -> None:
+        """On the manager: note which ranks have ended while a newcomer connects."""
+        joining = self.voter.accepted.joining
+        if joining is None:
+            return
+        # A new worker connects with servers only.
+        ended = self.gone | self.voter.lost if joining.serves else set(self.voter.lost)
+        if joining.serial > self._accepted[0]:
+            self._accepted = joining.serial, ended
+        if self.voter.manager is not None:
+            known = self._accepted[1]
+            self.ended += [(joining, one) for one in sorted(ended - known - {joining.rank})]
+            self._accepted = joining.serial, ended
 
     def _tell_manager(self, word: Message) -> None:
         self._word = word
@@ -197,6 +304,7 @@ class ServerMachine:
             if not self._has_told:
                 self._has_told = True
                 self.replicas = {}
+                self._waiting.clear()
                 told = Message(Kind.UNMANAGED)
                 self.out += [(worker, told) for worker in sorted(self.workers)]
             return
@@ -208,8 +316,10 @@ class ServerMachine:
         )
         is_new = view.number > self.view.number
         self._resting = changed if is_new else self._resting | changed
+        self._look_for_ends()
         if is_new:
             self._adopt(view)
+            self._look_for_doubt()
 
     def _adopt(self, view: View) -> None:
         """Take the places of a newer view, and tell it to the workers."""
@@ -228,10 +338,7 @@ class ServerMachine:
         if view.number > 1:
             told = self._told()
             self.out += [(worker, told) for worker in sorted(self.workers)]
-        for number, replica in held.items():
-            for worker in sorted(self.gone):
-                if number not in self._resting:
-                    replica.leave_of(worker)
+        self._leave()
         self._look_for_newcomer()
         early, self._early = self._early, []
         for source, message in early:

@@ -13,10 +13,11 @@ import threading
 import time
 from typing import Any
 
-from pycoll.errors import InvalidArgumentError, PycollError, TimeoutError
+from pycoll.errors import InvalidArgumentError, PeerLostError, PycollError, TimeoutError
 from pycoll.ps.membership.entrance import Entrance
 from pycoll.ps.membership.new_links import Home
 from pycoll.ps.membership.newcomers import Newcomer
+from pycoll.ps.membership.signs_of_life import SignsOfLife
 from pycoll.ps.messages import Kind, Message
 from pycoll.ps.server_links import Link, has_ended
 from pycoll.ps.server_machine import ServerMachine
@@ -51,27 +52,37 @@ class ServerThreads:
         self._is_new = is_new
         self._threads: list[threading.Thread] = []
         self._entrance: Entrance | None = None
+        self._silence_s = home.circle.config.server_silence_s
+        self._signs = SignsOfLife(self._silence_s)
         self._lock = threading.Lock()
         self._ended = threading.Condition(self._lock)
         self._closed = False
         self._failure: BaseException | None = None
 
     def run(self) -> None:
-        """Serve until all workers have left. Raises the error that ends the server earlier."""
+        """Serve until all workers have left. Raises the error that ends the server earlier.
+
+        It is a PeerLostError where the store goes on without this server.
+        """
         with self._lock:
             for link in self._links.values():
                 self._start(link)
         status = StatusSocket(self._status)
-        wishes = {"drain": Kind.DRAIN, "add": Kind.ADD}
         commands = CommandSocket(
-            self._name, {word: functools.partial(self._wish, one) for word, one in wishes.items()}
+            self._name,
+            {
+                "drain": functools.partial(self._wish, Kind.DRAIN),
+                "add": functools.partial(self._wish, Kind.ADD),
+                "ticket": self._ticket,
+            },
         )
         try:
             with self._ended:
                 if self._is_new:
                     self._wait_until_counted()
-                while self._machine.workers and self._failure is None:
-                    self._ended.wait()
+                while self._is_serving():
+                    self._ended.wait(_LOOK_S)
+                    self._look_for_silence()
                 self._closed = True
         finally:
             self._closed = True
@@ -85,6 +96,34 @@ class ServerThreads:
                 link.close()
         if self._failure is not None:
             raise self._failure
+
+    def _is_serving(self) -> bool:
+        """Return whether workers are left, and no error has ended this server."""
+        machine = self._machine
+        if machine.workers and machine.has_stopped and self._failure is None:
+            self._failure = PeerLostError(
+                f"server rank {machine.me} takes part in store {self._name} no more: "
+                f"{machine.voter.why}",
+                rank=machine.me,
+                ranks=(machine.me,),
+                operation="ps",
+            )
+        return bool(machine.workers) and self._failure is None
+
+    def _look_for_silence(self) -> None:
+        """Notice a stop of this process, and servers that are silent. The caller holds the lock,
+        and calls it ahead of whatever the machine hears."""
+        machine, signs = self._machine, self._signs
+        if signs.was_stopped():
+            machine.pause()
+            self._send()
+        elif signs.is_due():
+            silent = signs.count(machine.voter.running)
+            machine.give_up([one for one, seconds in silent.items() if seconds > self._silence_s])
+            # A server that reads nothing gets no more, so that nothing piles up.
+            told = [one for one, seconds in silent.items() if seconds < self._silence_s / 2]
+            machine.out += [(one, Message(Kind.ALIVE)) for one in told]
+            self._send()
 
     def _start(self, link: Link) -> None:
         """Begin to serve a connection. The caller holds the lock."""
@@ -116,6 +155,8 @@ class ServerThreads:
 
     def _take(self, link: Link, message: Message) -> None:
         with self._ended:
+            self._look_for_silence()
+            self._signs.hear(link.peer)
             # Answers that have been sent release their bytes, so that pushes change them in place.
             with contextlib.suppress(PycollError):
                 link.tidy()
@@ -127,11 +168,12 @@ class ServerThreads:
                 return
             self._machine.hear(link.peer, message)
             self._send()
-            if message.kind is Kind.BYE:
+            if message.kind is Kind.BYE or self._machine.has_stopped:
                 self._ended.notify_all()
 
     def _lose(self, link: Link, is_over: bool) -> None:
         with self._ended:
+            self._look_for_silence()
             is_known = self._links.get(link.peer) is link
             if is_known:
                 self._machine.lose(link.peer, is_over)
@@ -149,14 +191,25 @@ class ServerThreads:
     def _invite(self, link: Link, request: Message) -> None:
         """Answer a worker that asks for a ticket by the place where newcomers meet this server."""
         try:
-            if self._entrance is None:
-                self._entrance = Entrance(self._home, self._admit)
-            answer, text = Kind.TEXT, self._entrance.place
+            answer, text = Kind.TEXT, self._place()
         except (PycollError, OSError) as error:
             answer, text = Kind.FAILED, str(error)
         told = request._replace(kind=answer, after=1, flags=0, payload=text.encode())
         with contextlib.suppress(PycollError):
             link.send(told)
+
+    def _place(self) -> str:
+        """Return the place where newcomers meet this server, which exists from the first call on.
+        The caller holds the lock."""
+        if self._entrance is None:
+            self._entrance = Entrance(self._home, self._admit)
+        return self._entrance.place
+
+    def _ticket(self, _: int) -> str:
+        """Return a ticket, for the command line."""
+        with self._lock:
+            place = self._place()
+        return self._home.ticket(place.encode())
 
     def _admit(self, asked: Newcomer) -> dict[str, Any]:
         """Have the view manager let a process in, and return what it must know."""
@@ -187,6 +240,7 @@ class ServerThreads:
                 "terms": self._home.terms,
                 "tuning": self._home.circle.tuning,
                 "oversubscription": float(self._home.circle.oversubscription),
+                "silence_s": self._silence_s,
             }
 
     def _check_is_gone(self, rank: int) -> None:
@@ -212,6 +266,14 @@ class ServerThreads:
         found, self._machine.newcomers[:] = list(self._machine.newcomers), []
         for newcomer in found:
             self._home.connect(newcomer, self._arrived)
+        ends, self._machine.ended[:] = list(self._machine.ended), []
+        for newcomer, rank in ends:
+            is_over = functools.partial(self._has_come, newcomer)
+            self._home.tell_end(newcomer, rank, is_over)
+
+    def _has_come(self, newcomer: Newcomer) -> bool:
+        joining = self._machine.view.joining
+        return self._closed or joining is None or joining.serial != newcomer.serial
 
     def _arrived(self, newcomer: Newcomer, link: Link | None) -> None:
         with self._ended:
@@ -232,7 +294,7 @@ class ServerThreads:
         machine = self._machine
         limit_s = self._home.circle.config.init_timeout_s
         until = time.monotonic() + limit_s
-        while machine.workers and self._failure is None and machine.me not in machine.view.servers:
+        while self._is_serving() and machine.me not in machine.view.servers:
             if time.monotonic() > until:
                 self._failure = TimeoutError(
                     f"no view counts this server, rank {machine.me}, within {limit_s:g} s: ranks "
@@ -245,7 +307,7 @@ class ServerThreads:
 
     # Wishes and messages
 
-    def _wish(self, kind: Kind, server: int) -> None:
+    def _wish(self, kind: Kind, server: int) -> str:
         """Ask the view manager about a server, until a view says that it is done."""
         word = kind.name.lower()
         refusal_to = refusal_to_drain if kind is Kind.DRAIN else refusal_to_add
@@ -264,6 +326,7 @@ class ServerThreads:
                 self._machine.hear(self._machine.me, Message(kind, key=server))
                 self._send()
                 self._ended.wait(_AGAIN_S)
+        return ""
 
     def _send(self) -> None:
         out = self._machine.out.copy()

@@ -100,13 +100,21 @@ def serve(
 
 
 def serve_store(
-    comm: Communicator, servers: Sequence[int], *, replicas: int = 0, consistency: Any = "bsp"
+    comm: Communicator,
+    servers: Sequence[int],
+    *,
+    replicas: int = 0,
+    consistency: Any = "bsp",
+    shards: int | None = None,
 ) -> None:
     """Serve a store on this rank of a communicator, until all its workers have left.
 
     Each rank of ``servers`` calls this function with the same arguments, while all other ranks of
     ``comm`` call ``connect(comm)``. ``replicas``: how many servers hold each part in addition to
     the first one, 0 to 2. ``consistency``: "bsp", "asp", ``SSP(staleness)`` or ``Backup(share)``.
+    ``shards``: into how many shards the store is cut, from the number of servers to 1024; None for
+    one by server. Shards move whole, and their number stays the same. So servers that join find
+    shards to take if there are several by server; ``clock`` sends a message to each shard.
 
     In a job with servers of their own (``pycoll run --servers``), this function is not needed: its
     servers run ``serve()``, and the workers name the terms in ``connect``.
@@ -120,7 +128,7 @@ def serve_store(
     """
 
     def terms() -> Terms:
-        found = checked_terms(servers, replicas, consistency, comm.size)
+        found = checked_terms(servers, replicas, consistency, shards, comm.size)
         if comm.rank not in found.servers:
             raise InvalidArgumentError(
                 f"servers is {list(found.servers)} without rank {comm.rank}, which called "
@@ -136,15 +144,16 @@ def connect(
     *,
     replicas: int | None = None,
     consistency: Any = None,
+    shards: int | None = None,
     ticket: str | None = None,
     worker: int | None = None,
 ) -> Store:
     """Open a store as a worker, and return it. All workers call this function.
 
     ``comm``: a communicator on whose other ranks ``serve_store(comm, ...)`` runs, or the world of a
-    job with servers; None is the world. ``replicas`` and ``consistency``: as in ``serve_store``,
-    which names them in the first case. In a job with servers the workers name them here, all the
-    same; without them a store has no replicas and is "bsp".
+    job with servers; None is the world. ``replicas``, ``consistency`` and ``shards``: as in
+    ``serve_store``, which names them in the first case. In a job with servers the workers name them
+    here, all the same; without them a store has no replicas, is "bsp", and has a shard by server.
 
     ``ticket``: a text that ``Store.ticket`` of a running store returned. This process then joins
     that store alone, and need not have called ``pycoll.init``. ``worker``: the rank of a worker
@@ -166,7 +175,7 @@ def connect(
     >>> store = pycoll.ps.connect(comm)  # while rank 2 serves
     """
     if ticket is not None:
-        _check_alone("connect", {"comm": comm})
+        _check_alone("connect", {"comm": comm, "shards": shards})
         return _joined_by_ticket(ticket, _wish(worker, replicas, consistency))
     if worker is not None:
         raise InvalidArgumentError(
@@ -176,17 +185,17 @@ def connect(
     used = world.world() if comm is None else comm
     served = used._served
     if served is None:
-        if replicas is not None or consistency is not None:
+        if replicas is not None or consistency is not None or shards is not None:
             raise InvalidArgumentError(
-                "connect() was given replicas or consistency on a communicator without servers of "
-                "its own: pass them to serve_store(comm, ...) on the ranks that serve"
+                "connect() was given replicas, consistency or shards on a communicator without "
+                "servers of its own: pass them to serve_store(comm, ...) on the ranks that serve"
             )
         return _opened(used, lambda: None)
 
     def terms() -> Terms:
         words = "bsp" if consistency is None else consistency
         count = 0 if replicas is None else replicas
-        return checked_terms(served.ranks, count, words, served.base.size)
+        return checked_terms(served.ranks, count, words, shards, served.base.size)
 
     return served.open_store(lambda base: _opened(base, terms))
 

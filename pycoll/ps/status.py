@@ -32,7 +32,7 @@ _STORES = re.compile(r"@pycoll-store-(\d+)-\d+$")
 #: The longest command and answer, in bytes.
 _COMMAND_BYTES_MAX = 1 << 12
 _COMMAND = {"store": str, "command": str, "server": int}
-_ANSWER = {"is_here": bool, "error": str}
+_ANSWER = {"is_here": bool, "error": str, "text": str}
 _FACTS = {"store": str, "rank": int, "pid": int, "view": int, "manager": int, "shards": list}
 _numbers = itertools.count()
 
@@ -83,33 +83,34 @@ class StatusSocket(_Socket):
 class CommandSocket(_Socket):
     """Takes commands for the servers of a store, one at a time.
 
-    ``store``: its name. ``commands``: by word the function of a server's rank; any thread may call
-    them.
+    ``store``: its name. ``commands``: by word the function of a server's rank, which returns the
+    text of the answer; any thread may call them.
     """
 
-    def __init__(self, store: str, commands: Mapping[str, Callable[[int], None]]) -> None:
+    def __init__(self, store: str, commands: Mapping[str, Callable[[int], str]]) -> None:
         self._store = store
         self._commands = commands
         super().__init__("store")
 
     def _serve(self, sock: socket.socket) -> None:
-        answer: dict[str, Any] = {"is_here": False, "error": ""}
+        answer: dict[str, Any] = {"is_here": False, "error": "", "text": ""}
         try:
             asked = json_object(read_json(_read(sock, _COMMAND_BYTES_MAX)), _COMMAND)
             if asked["store"] == self._store and asked["command"] in self._commands:
                 answer["is_here"] = True
-                self._commands[asked["command"]](asked["server"])
-        except (PycollError, ValueError) as error:
+                answer["text"] = self._commands[asked["command"]](asked["server"])
+        except (PycollError, ValueError, OSError) as error:
             answer["error"] = str(error)[: _COMMAND_BYTES_MAX // 8]
         sock.sendall(json.dumps(answer).encode())
 
 
-def command(store: str, word: str, server: int, patience_s: float) -> None:
+def command(store: str, word: str, server: int, patience_s: float) -> str:
     """Have a server of a store, a process on this host, run a command about a server.
 
-    ``patience_s``: the longest wait for its end, in seconds. Raises InvalidArgumentError where no
-    process on this host serves a store of that name; PycollError with the reason where the command
-    fails, and TimeoutError.
+    ``patience_s``: the longest wait for its end, in seconds. Returns the text of the answer.
+
+    Raises InvalidArgumentError where no process on this host serves a store of that name;
+    PycollError with the reason where the command fails, and TimeoutError.
     """
     text = json.dumps({"store": store, "command": word, "server": server}).encode()
     for name in _names(_STORES):
@@ -122,7 +123,7 @@ def command(store: str, word: str, server: int, patience_s: float) -> None:
         if answer["error"]:
             raise PycollError(answer["error"])
         if answer["is_here"]:
-            return
+            return str(answer["text"])
     raise InvalidArgumentError(
         f"store is {store!r}: no process of yours on this host serves it; run the command on the "
         "host of one of its servers (pycoll ps shows names)"

@@ -3,12 +3,14 @@
 The servers decide by themselves. The first server of a view that runs is the manager: it proposes
 the next view to all servers that run, and the view holds once all of them have accepted it. Servers
 and workers stamp messages with the view that they know, and a server answers in its own view only.
-When the manager is gone, the next server of the view manages. A server whose connection breaks
-counts as gone and is never taken back.
+When the manager is gone, the next server of the view manages. A server that the manager does not
+reach counts as gone and is never taken back. Where two other servers do not reach each other, the
+manager leaves one of them out.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -28,6 +30,7 @@ _FACTS = {
     "ranks": int,
     "joins": int,
     "joining": str,
+    "severed": list,
 }
 #: Orders of the manager. A server takes them of the first server that it has not lost, and of no
 #: other one.
@@ -39,6 +42,13 @@ _OF_NEWCOMERS = frozenset((Kind.ADMIT, Kind.JOINED, Kind.LEFT))
 _WISHES = frozenset((Kind.DRAIN, Kind.ADD, *_OF_NEWCOMERS))
 
 
+#: Why a server stops that a view leaves out.
+_LEFT_OUT = (
+    "the other servers go on without it, since it was silent for too long, or its connection with "
+    "one of them is broken"
+)
+
+
 class View(NamedTuple):
     """A view, with all that a manager needs to go on from it.
 
@@ -47,7 +57,7 @@ class View(NamedTuple):
     ``servers``: those that run, in the order in which they manage. ``leaving``: those of them that
     shall hold no shard. ``length``: the servers that each chain wants. ``ranks``: how many ranks
     were given. ``joins``: how many newcomers there were. ``joining``: the one with which all
-    connect.
+    connect. ``severed``: pairs of servers that do not reach each other, and cannot be left out.
     """
 
     number: int
@@ -59,6 +69,7 @@ class View(NamedTuple):
     ranks: int = 0
     joins: int = 0
     joining: Newcomer | None = None
+    severed: tuple[tuple[int, int], ...] = ()
 
     def to_bytes(self) -> bytes:
         """Return the view in the form that ``from_bytes`` reads."""
@@ -78,6 +89,9 @@ class View(NamedTuple):
             raise ValueError("filling is no rank for each chain")
         if not _are_whole(facts["servers"]) or not _are_whole(facts["leaving"]):
             raise ValueError("servers that are no ranks")
+        severed = facts["severed"]
+        if not all(isinstance(one, list) and len(one) == 2 and _are_whole(one) for one in severed):
+            raise ValueError("severed servers that are no pairs of ranks")
         joining = facts["joining"].encode()
         return cls(
             facts["number"],
@@ -89,7 +103,16 @@ class View(NamedTuple):
             facts["ranks"],
             facts["joins"],
             Newcomer.from_bytes(joining) if joining else None,
+            tuple((one, other) for one, other in severed),
         )
+
+    def gap_of(self, shard: int) -> str:
+        """Return a text about a broken connection in the chain of a shard, or an empty one."""
+        chain = self.chains[shard]
+        for one, other in itertools.pairwise(chain):
+            if (min(one, other), max(one, other)) in self.severed:
+                return f"; the connection between servers {one} and {other} is broken"
+        return ""
 
     def holds(self, server: int) -> bool:
         """Return whether the server is in a chain."""
@@ -100,16 +123,18 @@ def _are_whole(values: list[object]) -> bool:
     return all(type(one) is int and -1 <= one < 1 << 31 for one in values)
 
 
-def first_view(servers: Iterable[int], replicas: int, size: int = 0) -> View:
-    """Return the view of a new store: as many shards as servers, each with ``replicas`` more.
+def first_view(servers: Iterable[int], replicas: int, size: int = 0, shards: int = 0) -> View:
+    """Return the view of a new store: shards that take turns among the servers, each with
+    ``replicas`` more.
 
-    ``size``: the number of ranks, workers included; 0 where servers are the last ones.
+    ``size``: the number of ranks, workers included; 0 where servers are the last ones. ``shards``:
+    their number; 0 for as many as servers.
     """
     ranks = tuple(servers)
     length = replicas + 1
     chains = tuple(
         tuple(ranks[(first + further) % len(ranks)] for further in range(length))
-        for first in range(len(ranks))
+        for first in range(shards or len(ranks))
     )
     return View(1, chains, (-1,) * len(chains), ranks, (), length, max(size, max(ranks) + 1))
 
@@ -157,22 +182,31 @@ class ViewManager:
         self._fresh = {
             shard: chain[-1] for shard, chain in enumerate(view.chains) if len(chain) > 1
         }
+        #: Servers that were added, and take shards of those that have more.
+        self._added: set[int] = set()
         #: By shard the member that shall give its place to another server.
         self._moving: dict[int, int] = {}
         #: The meeting of the newest newcomer, for which a server may ask twice.
         self._met = ""
+        #: Servers that are left out, and run until they have accepted that.
+        self._outside: set[int] = set()
+        #: Pairs of servers of which the first one has lost the second one.
+        self._severed: set[tuple[int, int]] = set()
 
     def take_over(self) -> None:
         """Decide on the first view of this manager, without the servers that are gone."""
-        view, alive = self.view, self.alive
-        self._fresh = {shard: one for shard, one in self._fresh.items() if one in alive}
+        view, members = self.view, self._members()
+        self._fresh = {shard: one for shard, one in self._fresh.items() if one in members}
         for shard, other in enumerate(view.filling):
-            if other >= 0 and other not in alive:
+            if other >= 0 and other not in members:
                 self._moving.pop(shard, None)
         self._decide(
-            [tuple(one for one in chain if one in alive) for chain in view.chains],
-            [one if one in alive else -1 for one in view.filling],
+            [tuple(one for one in chain if one in members) for chain in view.chains],
+            [one if one in members else -1 for one in view.filling],
         )
+
+    def _members(self) -> list[int]:
+        return [one for one in self.alive if one not in self._outside]
 
     def lose(self, server: int) -> None:
         """Take a server that is gone out of all chains."""
@@ -189,6 +223,8 @@ class ViewManager:
             self._asked.discard(server)
             if not self._asked:
                 self._tell(Kind.VIEW)
+                self.alive = self._members()
+                self._outside.clear()
         elif message.kind is Kind.FILLED and shard < len(view.chains):
             if view.filling[shard] == server:
                 chains, filling = list(view.chains), list(view.filling)
@@ -198,9 +234,17 @@ class ViewManager:
                 self._decide(chains, filling)
             elif self._fresh.get(shard) == server:
                 del self._fresh[shard]
-                chain = view.chains[shard]
-                if len(chain) > view.length or any(self._leaves(shard, one) for one in chain):
+                chain, moving = view.chains[shard], len(self._moving)
+                self._balance()
+                is_leaving = any(self._leaves(shard, one) for one in chain)
+                if len(chain) > view.length or is_leaving or len(self._moving) > moving:
                     self._decide(list(view.chains), list(view.filling))
+
+    def outbid(self, number: int) -> None:
+        """Propose the view anew with a higher number than one that a server has accepted."""
+        if number >= self.view.number:
+            self.view = self.view._replace(number=number)
+            self._decide(list(self.view.chains), list(self.view.filling))
 
     def add(self, server: int) -> None:
         """Take a new server in, or one that was drained. It is filled where a chain is too short,
@@ -209,7 +253,8 @@ class ViewManager:
             if server not in self.alive:
                 self.alive.append(server)
             self.leaving.discard(server)
-            self._balance(server)
+            self._added.add(server)
+            self._balance()
             self._decide(list(self.view.chains), list(self.view.filling))
 
     def hear_of_newcomer(self, message: Message) -> None:
@@ -243,32 +288,89 @@ class ViewManager:
             self.leaving.add(server)
             self._decide(list(self.view.chains), list(self.view.filling))
 
+    def sever(self, server: int, other: int) -> None:
+        """Note that a server has lost another one, which is then asked to give up the first one.
+
+        An answer shows that both run. The end of a server breaks all its connections, and the
+        manager finds its own one broken soon.
+        """
+        members = self._members()
+        if server in members and other in members and server != other:
+            self._severed.add((server, other))
+            if (other, server) not in self._severed:
+                told = Message(Kind.SEVERED, key=other, worker=server)
+                self.out.append((other, told))
+
+    def _broken(self) -> list[tuple[int, int]]:
+        """The pairs of servers that do not reach each other, and both run."""
+        members = self._members()
+        return sorted(
+            (one, other)
+            for one, other in self._severed
+            if one < other and (other, one) in self._severed and {one, other} <= {*members}
+        )
+
+    def superfluous(self) -> list[int]:
+        """Return the servers of broken connections without which each shard keeps all its values.
+
+        The first one breaks most connections, or manages last.
+        """
+        ends = [one for pair in self._broken() for one in pair]
+        order = self.alive.index
+        found = sorted({*ends}, key=lambda one: (-ends.count(one), -order(one)))
+        return [one for one in found if self._keeps_all_without(one)]
+
+    def _keeps_all_without(self, server: int) -> bool:
+        return all(
+            any(one != server and self._fresh.get(shard) != one for one in chain)
+            for shard, chain in enumerate(self.view.chains)
+            if chain
+        )
+
+    def leave_out(self, server: int) -> None:
+        """Take a server that runs out of all chains. It accepts the view like the others, so it
+        answers no more when the view holds."""
+        self._outside.add(server)
+        self.take_over()
+
+    def go_around(self) -> None:
+        """Tell the servers of broken connections that stay, and fill none over such a one."""
+        if tuple(self._broken()) != self.view.severed:
+            self._decide(list(self.view.chains), list(self.view.filling))
+
     def _leaves(self, shard: int, server: int) -> bool:
         return server in self.leaving or self._moving.get(shard) == server
 
     def _staying(self) -> set[int]:
-        return set(self.alive) - self.leaving
+        return set(self._members()) - self.leaving
 
-    def _balance(self, server: int) -> None:
-        shares = self._shares(self._staying(), self.view.chains, self.view.filling)
-        for shard, chain in enumerate(self.view.chains):
-            is_quiet = self.view.filling[shard] < 0 and shard not in {*self._fresh, *self._moving}
-            if not is_quiet or server in chain or len(chain) != self.view.length:
+    def _balance(self) -> None:
+        """Choose the shards that servers which were added take from servers with at least two more,
+        as far as these shards have all their servers; others follow later."""
+        view = self.view
+        shares = self._shares(self._staying(), view.chains, view.filling)
+        for giving in self._moving.values():
+            if giving in shares:
+                shares[giving] -= 1
+        for shard, chain in enumerate(view.chains):
+            is_quiet = view.filling[shard] < 0 and shard not in {*self._fresh, *self._moving}
+            takers = [one for one in shares if one in self._added and one not in chain]
+            givers = [one for one in chain if one in shares]
+            if not is_quiet or len(chain) != view.length or not takers or not givers:
                 continue
-            giving = max(
-                (one for one in chain if one in shares), key=shares.__getitem__, default=-1
-            )
-            if giving >= 0 and shares[giving] >= shares[server] + 2:
+            taking = min(takers, key=shares.__getitem__)
+            giving = max(givers, key=shares.__getitem__)
+            if shares[giving] >= shares[taking] + 2:
                 self._moving[shard] = giving
                 shares[giving] -= 1
-                shares[server] += 1
+                shares[taking] += 1
 
     def _decide(self, chains: list[tuple[int, ...]], filling: list[int]) -> None:
         view, length = self.view, self.view.length
         # The first server of a chain has all that it has acknowledged.
         self._fresh = {one: who for one, who in self._fresh.items() if chains[one][1:]}
         for shard, chain in enumerate(chains):
-            if filling[shard] in self.leaving:
+            if filling[shard] in self.leaving or self._is_cut_off(chain, filling[shard]):
                 filling[shard] = -1
             staying = tuple(one for one in chain if not self._leaves(shard, one))
             if chain and filling[shard] < 0 and len(staying) < length:
@@ -280,7 +382,7 @@ class ViewManager:
                 # A chain is too long if its drained member was added again meanwhile.
                 chains[shard] = staying[-length:]
                 self._moving.pop(shard, None)
-        servers = tuple(self.alive)
+        servers = tuple(self._members())
         leaving = tuple(one for one in servers if one in self.leaving)
         self.view = view._replace(
             number=view.number + 1,
@@ -288,8 +390,9 @@ class ViewManager:
             filling=tuple(filling),
             servers=servers,
             leaving=leaving,
+            severed=tuple(self._broken()),
         )
-        self._asked = set(servers)
+        self._asked = set(self.alive)
         self._tell(Kind.PROPOSE)
 
     def _tell(self, kind: Kind) -> None:
@@ -301,7 +404,12 @@ class ViewManager:
     ) -> int:
         """Return the server outside the chain that holds the fewest shards, or -1."""
         shares = self._shares(self._staying() - set(chain), chains, filling)
-        return min(shares, key=lambda one: shares[one], default=-1)
+        reached = [one for one in shares if not self._is_cut_off(chain, one)]
+        return min(reached, key=lambda one: shares[one], default=-1)
+
+    def _is_cut_off(self, chain: tuple[int, ...], server: int) -> bool:
+        """Return whether a server cannot be filled by the last one of a chain."""
+        return bool(chain) and tuple(sorted((chain[-1], server))) in self._broken()
 
     @staticmethod
     def _shares(
@@ -331,7 +439,8 @@ class Voter:
         self.view = view
         self.accepted = view
         self.out: list[tuple[int, Message]] = []
-        self.has_stopped = False
+        #: Why this server takes part in no view any more, or an empty text.
+        self.why = ""
         #: The manager, while it is this server.
         self.manager: ViewManager | None = None
         #: Servers whose connections are gone, and those of them that decide about nothing any more.
@@ -344,6 +453,11 @@ class Voter:
         self._orders: dict[int, Message] = {}
         if view.number == 1 and self.leader == me:
             self.manager = ViewManager(view, view.servers)
+
+    @property
+    def has_stopped(self) -> bool:
+        """Whether this server takes part in no view any more."""
+        return self.why != ""
 
     @property
     def leader(self) -> int:
@@ -362,21 +476,75 @@ class Voter:
             return
         if kind in _ORDERS:
             self._orders[source] = message
+            self._heed_rivals()
             self._follow()
+        elif kind is Kind.SEVERED:
+            self._hear_of_loss(message)
         elif kind is Kind.RECALLED:
-            if self._recalled is not None and self.manager is None:
+            if self.manager is not None:
+                self.manager.outbid(message.view)
+            elif self._recalled is not None:
                 self._recalled[source] = View.from_bytes(bytes(message.payload))
                 self._succeed()
         elif kind is Kind.UNMANAGED:
             if message.flags & OUT:
-                self._stop()
+                self.stop(_LEFT_OUT)
             else:
                 self.lose(source, True)
         elif self.manager is not None:
             self._manage(self.manager, source, message)
         elif self.leader != self.me and (kind in _WISHES or source == self.me):
             self.out.append((self.leader, message))
+        self._part()
         self._carry_out()
+
+    def _hear_of_loss(self, message: Message) -> None:
+        """Take the word that server ``worker`` has lost server ``key``."""
+        if message.key != self.me:
+            if self.manager is not None:
+                self.manager.sever(message.worker, message.key)
+            elif self.leader != self.me:
+                # A server that has lost the manager tells the next one.
+                self.out.append((self.leader, message))
+        elif message.worker in self.lost:
+            self._complain()
+        else:
+            self.lose(message.worker, False)
+
+    def _complain(self) -> None:
+        """Tell the manager which servers of the view this one has lost."""
+        leader = self.leader
+        if leader != self.me:
+            for one in sorted(self.lost.intersection(self.view.servers)):
+                self.out.append((leader, Message(Kind.SEVERED, key=one, worker=self.me)))
+
+    def _heed_rivals(self) -> None:
+        """Tell the manager of servers that ask to manage: they have lost it, and it may not know
+        that."""
+        leader = self.leader
+        for rival, order in self._orders.items():
+            is_rival = order.kind is Kind.RECALL and rival in self.view.servers
+            if is_rival and leader not in (self.me, rival):
+                self.out.append((leader, Message(Kind.SEVERED, key=leader, worker=rival)))
+
+    def _part(self) -> None:
+        """On the manager: leave out a server of a broken connection, or go on with both."""
+        manager = self.manager
+        if manager is None:
+            return
+        others = (one for one in manager.superfluous() if one != self.me)
+        chosen = next((one for one in others if self._may_decide(one)), None)
+        if chosen is not None:
+            manager.leave_out(chosen)
+        else:
+            manager.go_around()
+
+    def give_up(self, silent: Iterable[int]) -> None:
+        """Count servers as lost that have been silent for long, if the others may decide."""
+        found = [one for one in silent if one in self.running]
+        if found and self._may_decide(*found):
+            for one in found:
+                self.lose(one, False)
 
     def _manage(self, manager: ViewManager, source: int, message: Message) -> None:
         if message.kind in _OF_NEWCOMERS:
@@ -401,29 +569,44 @@ class Voter:
             self._ended.add(server)
         self._orders.pop(server, None)
         if not self._may_decide():
-            self._stop()
+            self.stop(self._too_few())
         elif self.manager is not None:
             self.manager.lose(server)
+            self._part()
         elif self.leader == self.me:
             self._succeed()
         else:
             self._follow()
+        if not self.has_stopped:
+            self._heed_rivals()
+            self._complain()
         self._carry_out()
 
     def _running(self, servers: Iterable[int]) -> list[int]:
         return [one for one in servers if one not in self.lost]
 
-    def _may_decide(self) -> bool:
+    def _may_decide(self, *without: int) -> bool:
+        """Return whether the servers that this one reaches, without some, decide for all."""
         return all(
-            is_quorum(self._running(base), self._ended, base)
+            is_quorum([one for one in self._running(base) if one not in without], self._ended, base)
             for base in (self.view.servers, self.accepted.servers)
         )
 
-    def _stop(self) -> None:
-        self.has_stopped = True
+    def _too_few(self) -> str:
+        return (
+            f"it reaches servers {self._running(self.view.servers)} of {list(self.view.servers)}, "
+            "and these may not decide for all"
+        )
+
+    def stop(self, why: str) -> None:
+        """Take part in nothing any more. ``why``: the reason, for the error of the process."""
+        if self.has_stopped:
+            return
+        self.why = why
         self.manager = None
         told = Message(Kind.UNMANAGED)
-        self.out += [(one, told) for one in self._running(self.view.servers) if one != self.me]
+        # Also a server that this one does not hear may still hear it.
+        self.out += [(one, told) for one in self.view.servers if one != self.me]
 
     def _succeed(self) -> None:
         """Ask the others which view they have accepted; once all have answered, manage."""
@@ -438,7 +621,7 @@ class Voter:
         self._asked.update(others)
         if all(one in self._recalled for one in others):
             if not self._may_decide():
-                self._stop()
+                self.stop(self._too_few())
                 return
             # Servers take orders of the first one only, also where the accepted view lacks it.
             own = [self.me] if self.me in named else []
@@ -456,21 +639,30 @@ class Voter:
             self.out.append((source, Message(Kind.UNMANAGED, flags=OUT)))
 
     def _obey(self, source: int, order: Message) -> None:
+        number, text = self.accepted.number, self.accepted.to_bytes()
+        recalled = Message(Kind.RECALLED, view=number, payload=text)
         if order.kind is Kind.RECALL:
-            text = self.accepted.to_bytes()
-            answer = Message(Kind.RECALLED, view=self.accepted.number, payload=text)
-            self.out.append((source, answer))
+            self.out.append((source, recalled))
             return
         view = View.from_bytes(bytes(order.payload))
-        if order.kind is Kind.PROPOSE and view.number > self.accepted.number:
+        if order.kind is Kind.PROPOSE and view.number > number:
             self.accepted = view
             self.out.append((source, Message(Kind.ACCEPTED, view=view.number)))
+        elif order.kind is Kind.PROPOSE and view != self.accepted:
+            # A manager that is gone has proposed another view with this number to a server that
+            # its successor did not know.
+            self.out.append((source, recalled))
         elif order.kind is Kind.VIEW and view.number > self.view.number:
-            # The manager may not reach a server that this one reaches.
-            left_out = {*self.view.servers} - {*view.servers, *self.lost}
+            left_out = {*self.view.servers} - {*view.servers}
+            if self.me in left_out:
+                self.stop(_LEFT_OUT)
+                return
+            # The manager may not reach a server that this one reaches. One that is lost may be
+            # stopped, and goes on later.
             self.out += [(one, Message(Kind.UNMANAGED, flags=OUT)) for one in sorted(left_out)]
             self.view = view
             self.accepted = max(self.accepted, view, key=lambda one: one.number)
+            self._complain()
 
     def _carry_out(self) -> None:
         """Take the messages of the manager, and deliver those of this server to itself."""
@@ -490,3 +682,4 @@ class Voter:
             self._obey(self.me, message)
         elif self.manager is not None:
             self.manager.hear(self.me, message)
+            self._part()

@@ -533,6 +533,10 @@ def ps(context: click.Context, over: float) -> None:
         click.echo(status_text(over))
 
 
+#: Seconds that ``pycoll ps ticket`` waits for a server.
+_TICKET_S = 10.0
+
+
 def _ps_command(word: str, text: str) -> None:
     @ps.command(name=word, help=text)
     @click.argument("store")
@@ -551,6 +555,22 @@ def _ps_command(word: str, text: str) -> None:
             command(store, word, rank, timeout)
         except PycollError as error:
             raise _fail(error) from error
+
+
+@ps.command()
+@click.argument("store")
+def ticket(store: str) -> None:
+    """Print a ticket, by which new servers and workers join STORE while it runs.
+
+    It is secret: pass it on by the environment, a pipe or a private file. Run it on the host of one
+    of the store's servers; newcomers then meet this server.
+    """
+    from pycoll.ps.status import command
+
+    try:
+        click.echo(command(store, "ticket", 0, _TICKET_S))
+    except PycollError as error:
+        raise _fail(error) from error
 
 
 _ps_command(

@@ -26,6 +26,7 @@ from pycoll.bootstrap.discovery.network import listen_in_range
 from pycoll.bootstrap.rendezvous.meeting import Meeting
 from pycoll.comm.start_tuning import tuning_text
 from pycoll.config import Config
+from pycoll.ps import status
 from pycoll.ps.consistency import consistency_from, consistency_of
 from pycoll.ps.messages import HEAD_BYTES, PART_BYTES_MAX, Kind, Message, pack_into, unpack
 from pycoll.ps.placement import Placed, Placement, ranges_of
@@ -296,6 +297,26 @@ def test_the_command_line_drains_and_adds_a_server() -> None:
     succeeded(run_store(work, workers=1, servers=2))
 
 
+def test_the_command_line_prints_a_ticket_to_the_owner_of_the_servers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def work(store: ps.Store, comm: Comm) -> None:
+        store.init("w", np.arange(3))
+        name = next(one["store"] for one in running_servers() if one["pid"] == os.getpid())
+        done = CliRunner().invoke(main, ["ps", "ticket", name])
+        assert done.exit_code == 0, done.output
+        with ps.connect(ticket=done.output.strip()) as new:
+            new.init("w", np.zeros(3, int))
+            assert new.pull("w").tolist() == [0, 1, 2]
+        other_user = os.geteuid() + 1
+        monkeypatch.setattr(status, "peer_of", lambda sock: (os.getpid(), other_user, 0))
+        done = CliRunner().invoke(main, ["ps", "ticket", name])
+        assert done.exit_code != 0 and "no process of yours on this host" in done.output
+        monkeypatch.undo()
+
+    succeeded(run_store(work, workers=1, servers=2, consistency="asp"))
+
+
 def test_silence_is_no_sign_of_the_end_of_a_server() -> None:
     signs = (
         "process 7 on this host is gone",
@@ -500,6 +521,8 @@ def test_workers_whose_terms_differ_from_the_first_ones() -> None:
         (r"servers is \[1\] without rank 2, which called serve_store", [1], {}),
         (r"replicas is 1: expected 0 to 0, since there are 1 servers", [2], {"replicas": 1}),
         (r'consistency is \'ssp\': expected "bsp", "asp"', [2], {"consistency": "ssp"}),
+        (r"shards is 0: expected 1 to 1024, since there are 1 servers", [2], {"shards": 0}),
+        (r"shards is True: expected 1 to 1024", [2], {"shards": True}),
     ],
 )
 def test_wrong_terms_are_told_to_all_ranks(text: str, servers: Any, terms: Any) -> None:
@@ -527,6 +550,8 @@ def test_a_store_without_servers_says_how_to_serve_one() -> None:
         ps.connect(comm)
     with pytest.raises(InvalidArgumentError, match=r"pass them to serve_store"):
         ps.connect(comm, consistency="asp")
+    with pytest.raises(InvalidArgumentError, match=r"pass them to serve_store"):
+        ps.connect(comm, shards=2)
     comm.close()
 
 
@@ -556,19 +581,21 @@ def test_a_consistency_is_read_back_from_its_text() -> None:
 
 def test_parts_are_spread_within_a_part_of_the_mean() -> None:
     draw = np.random.default_rng(5)
-    for shards in (1, 2, 3, 7):
+    for servers, shards in ((1, 1), (2, 2), (3, 3), (7, 7), (3, 12), (4, 9)):
         placement = Placement(shards)
+        heads = [shard % servers for shard in range(shards)]
         largest = 0
         for size in draw.integers(0, 3_000_000, 60):
             terms = ps.array_memory.Terms(11, (int(size),))
-            placed = placement.place(terms, "add", 0)
+            placed = placement.place(terms, "add", 0, heads)
             assert Placed.from_text(placed.to_text(), shards) == placed
             ranges = ranges_of(terms)
             assert ranges[0][0] == 0 and ranges[-1][1] == size * 4
             assert all(one[1] == other[0] for one, other in itertools.pairwise(ranges))
             largest = max(largest, *(end - begin for begin, end in ranges))
         assert largest <= PART_BYTES_MAX
-        assert max(placement.loads) <= sum(placement.loads) / shards + largest
+        loads = [sum(placement.loads[one::servers]) for one in range(servers)]
+        assert max(loads) <= sum(loads) / servers + largest
 
 
 def test_headers_keep_their_fields_and_refuse_other_bytes() -> None:

@@ -68,6 +68,29 @@ def test_servers_join_while_others_die_and_no_push_is_lost() -> None:
     assert members > SEEDS // 2, members
 
 
+@pytest.mark.parametrize("replicas", [0, 1])
+def test_servers_that_join_take_their_share_of_many_shards(replicas: int) -> None:
+    for seed in range(SEEDS):
+        world = World(seed, ASP, 3, 2, replicas, shards=8)
+        world.history = History()
+        for rank in range(3):
+            world.start(rank, random_calls(world, world.history, rank, 6))
+        for _ in range(1 + seed % 2):
+            fault(world, world.invite, 100)
+        if replicas and seed % 4 == 3:
+            fault(world, functools.partial(world.kill, 3), 150)
+        world.run()
+        assert world.ended == {0, 1, 2} and world.failed == {}, (seed, world.failed)
+        world.history.check()
+        check_states(world)
+        chains, live = world.view.chains, world.alive & world.servers.keys()
+        length = min(1 + replicas, len(live))
+        assert len(chains) == 8 and all(len(chain) == length for chain in chains), (seed, chains)
+        shares = [sum(one in chain for chain in chains) for one in sorted(live)]
+        # A death gives places to whichever server has the fewest, and takes none from others.
+        assert len(live) < 3 or max(shares) - min(shares) <= 1 + 2 * (seed % 4 == 3), (seed, shares)
+
+
 def kill_newest(world: World) -> None:
     """Kill the process that joins, or else the last one that has joined."""
     newest = max(world.serials, key=world.serials.__getitem__, default=5)
@@ -241,3 +264,23 @@ def test_views_with_newcomers_are_read_back_and_nonsense_is_refused() -> None:
     for wrong in ("{}", '{"serial": -1, "rank": 0, "serves": true, "meeting": ""}'):
         with pytest.raises(ValueError, match=r"."):
             Newcomer.from_bytes(wrong.encode())
+
+
+def test_a_newcomer_hears_at_once_of_the_end_of_a_process_for_which_it_waits() -> None:
+    told = 0
+    for seed in range(4 * SEEDS):
+        world = masks(seed, ASP, 3, 1)
+        fault(world, functools.partial(join_and_die, world, seed % 2 == 0), 120)
+        world.run()
+        assert world.ended >= {0, 1}, (seed, world.ended)
+        assert world.view.joining is None, seed
+        told += world.told_of_ends
+    assert told > SEEDS // 4, told
+
+
+def join_and_die(world: World, is_worker: bool) -> None:
+    """Let a server join, and a worker or the last server die while it connects."""
+    world.invite()
+    victim = 2 if is_worker else 5
+    delay = world.random.random() * 8 * world.slow
+    world.at(delay, functools.partial(world.kill, victim))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -23,11 +24,13 @@ from stores import Comm, run_store
 
 from pycoll import InvalidArgumentError, PeerLostError, PycollError, TimeoutError, ps
 from pycoll.bootstrap.rendezvous.meeting import SECRET_BYTES, Meeting
+from pycoll.config import Config
 from pycoll.ps.consistency import ASP
 from pycoll.ps.membership import arrivals
 from pycoll.ps.membership.newcomers import make_ticket, read_ticket
 from pycoll.ps.messages import Kind, Message
 from pycoll.ps.server_threads import ServerThreads
+from pycoll.ps.status import running_servers
 
 
 def run(work: Callable[[ps.Store, str], Any], workers: int = 2, **terms: Any) -> Any:
@@ -81,7 +84,8 @@ def test_the_key_of_a_ticket_does_not_travel() -> None:
 
 def test_a_server_closes_the_connection_of_a_worker_that_has_left() -> None:
     closed: list[int] = []
-    home: Any = SimpleNamespace(timeout_s=TIMEOUT_S, name="s")
+    circle = SimpleNamespace(config=Config())
+    home: Any = SimpleNamespace(timeout_s=TIMEOUT_S, name="s", circle=circle)
     machine = World(1, ASP, workers=2, servers=1).servers[2]
     links: dict[int, Any] = {
         one: SimpleNamespace(peer=one, close=functools.partial(closed.append, one))
@@ -118,6 +122,27 @@ def test_a_new_server_takes_shards_and_serves_until_the_store_ends() -> None:
     while not kept[0] and time.monotonic() < until:
         time.sleep(0.01)
     assert kept == [[0]]
+
+
+def test_a_new_server_takes_half_of_many_shards() -> None:
+    def work(store: ps.Store, ticket: str) -> None:
+        store.init("rows", np.arange(8.0))
+        with serving(ticket):
+
+            def has_moved(facts: dict[str, Any]) -> bool:
+                chains = [one["chain"] for one in facts["shards"]]
+                return sorted(chains) == [[1]] * 3 + [[2]] * 3
+
+            wait_for(store, has_moved)
+            store.push("rows", np.ones(8))
+            assert store.pull("rows").tolist() == list(np.arange(8.0) + 1)
+            # Later keys go to the server with the fewest bytes.
+            for key in range(4):
+                store.init(f"k{key}", np.zeros(1 << key))
+            chains = [one["chain"][0] for one in store.stats()["shards"]]
+            assert len({chains[shard] for (shard,) in store.stats()["keys"].values()}) == 2
+
+    run(work, workers=1, servers=1, consistency="asp", shards=6)
 
 
 @pytest.mark.parametrize("consistency", ["asp", ps.SSP(2), ps.Backup(0.5), "bsp"])
@@ -206,8 +231,8 @@ def test_what_the_store_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
         ):
             with pytest.raises(InvalidArgumentError, match=text):
                 ps.connect(ticket=ticket, **words)
-        monkeypatch.setattr(arrivals, "VERSION", 2)
-        with pytest.raises(InvalidArgumentError, match=r"the store speaks version 1 .*version 2"):
+        monkeypatch.setattr(arrivals, "VERSION", 1)
+        with pytest.raises(InvalidArgumentError, match=r"the store speaks version 2 .*version 1"):
             ps.connect(ticket=ticket)
 
     run(work, replicas=1, consistency="asp")
@@ -244,14 +269,15 @@ def test_arguments_that_do_not_fit_a_ticket() -> None:
 
 def test_processes_join_and_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STORE_PAUSE_S", "0.05")
-    with test_store_processes.job(4, [2, 3], "1", "SSP(8)", "6.0", "shm") as ranks:
+    with test_store_processes.job(4, [2, 3], "1", "SSP(8)", "12.0", "shm") as ranks:
         ranks.wait_ready([0, 1])
-        ticket = ticket_of(ranks)
+        ticket = printed_ticket(ranks.ranks[2].pid)
         clean = {k: v for k, v in os.environ.items() if not k.startswith("PYCOLL_")}
         environment = {**clean, "PYTHONPATH": str(ROOT), "PYCOLL_TICKET": ticket}
         script = str(test_store_processes.SCRIPT)
         server = begin(environment, "-m", "pycoll.ps")
         ranks.ranks[1].kill()
+        environment["PYCOLL_TICKET"] = ticket_of(ranks)
         back = begin(environment, script, "1", "2.0")
         try:
             told, _ = back.communicate(timeout=test_store_processes.JOB_S)
@@ -267,9 +293,46 @@ def test_processes_join_and_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
                 one.wait()
 
 
+def test_a_newcomer_hears_at_once_of_a_process_that_has_ended() -> None:
+    """Worker 1 is stopped, so the new server waits for it, and then killed."""
+    with test_store_processes.job(4, [2, 3], "1", "asp", "12.0", "shm") as ranks:
+        ranks.wait_ready([0, 1])
+        clean = {k: v for k, v in os.environ.items() if not k.startswith("PYCOLL_")}
+        environment = {**clean, "PYTHONPATH": str(ROOT), "PYCOLL_TICKET": ticket_of(ranks)}
+        os.kill(ranks.ranks[1].pid, signal.SIGSTOP)
+        pids = [one.pid for one in ranks.ranks]
+        line = [sys.executable, "-m", "pycoll.ps"]
+        with subprocess.Popen(line, env=environment, stderr=subprocess.PIPE, text=True) as server:
+            until = time.monotonic() + test_store_processes.JOB_S
+            # The second view lets the new server in, which then waits for worker 1.
+            while any(one["view"] < 2 for one in running_servers() if one["pid"] in pids):
+                assert server.poll() is None and time.monotonic() < until
+                time.sleep(0.05)
+            ranks.ranks[1].kill()
+            _, told = server.communicate(timeout=test_store_processes.JOB_S)
+        assert server.returncode != 0
+        assert "rank 1 of the store has ended before it connected with this process" in told
+        assert "start it again" in told
+        test_store_processes.check_counts(ranks.results([0]))
+
+
 def begin(environment: dict[str, str], *words: str) -> subprocess.Popen[str]:
     line = [sys.executable, *words]
     return subprocess.Popen(line, env=environment, stdout=subprocess.PIPE, text=True)
+
+
+def printed_ticket(server: int) -> str:
+    """The ticket that ``pycoll ps ticket`` prints for the store of the server with this pid."""
+    store = next(one["store"] for one in running_servers() if one["pid"] == server)
+    done = subprocess.run(
+        [sys.executable, "-m", "pycoll", "ps", "ticket", store],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=test_store_processes.JOB_S,
+        check=True,
+    )
+    return done.stdout.strip()
 
 
 def ticket_of(ranks: test_store_processes.Job) -> str:

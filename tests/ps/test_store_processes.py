@@ -27,11 +27,14 @@ FAILOVER_S = 10.0
 class Job:
     """Ranks as processes. ``lines``: by rank what they have printed."""
 
-    def __init__(self, size: int, servers: list[int], words: tuple[str, ...], limit: int) -> None:
+    def __init__(
+        self, size: int, servers: list[int], words: tuple[str, ...], limit: int, silence: int
+    ) -> None:
         address = f"127.0.0.1:{free_port()}"
         clean = {k: v for k, v in os.environ.items() if not k.startswith("PYCOLL_")}
         environment = {**clean, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         environment["PYCOLL_TIMEOUT_S"] = str(limit)
+        environment["PYCOLL_SERVER_SILENCE_S"] = str(silence)
         self.lines: list[list[str]] = [[] for _ in range(size)]
         self.ranks = [
             subprocess.Popen(
@@ -71,8 +74,10 @@ class Job:
 
 
 @contextmanager
-def job(size: int, servers: list[int], *words: str, limit: int = 30) -> Iterator[Job]:
-    made = Job(size, servers, words, limit)
+def job(
+    size: int, servers: list[int], *words: str, limit: int = 30, silence: int = 30
+) -> Iterator[Job]:
+    made = Job(size, servers, words, limit, silence)
     try:
         yield made
     finally:
@@ -151,6 +156,59 @@ def test_a_stopped_server_ends_calls_with_a_timeout() -> None:
         (result,) = ranks.results([0])
         assert result["error"] == "TimeoutError" and result["at"] == 1
         assert "server rank 1 has not answered" in result["text"]
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_a_broken_connection_of_two_servers_costs_one_of_them(
+    transport: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STORE_CUT", "3:4")
+    with job(5, [2, 3, 4], "1", "asp", "2.0", transport) as ranks:
+        ranks.wait_ready([0, 1])
+        time.sleep(0.3)
+        os.kill(ranks.ranks[3].pid, signal.SIGUSR1)
+        results = ranks.results([0, 1])
+        check_counts(results)
+        assert all(one["view"] >= 2 and one["longest"] < FAILOVER_S for one in results), results
+        ends = ranks.results([2, 3, 4])
+        assert ends[0].get("served"), ends
+        out = [one for one in ends[1:] if "error" in one]
+        assert len(out) == 1 and out[0]["error"] == "PeerLostError", ends
+        rank = out[0]["rank"]
+        assert f"server rank {rank} takes part in store " in out[0]["text"]
+        assert "the other servers go on without it" in out[0]["text"]
+        assert all(rank not in chain for one in results for chain in one["chains"]), results
+
+
+@pytest.mark.parametrize(("transport", "stopped"), [("shm", 2), ("tcp", 3)])
+def test_a_server_that_is_stopped_for_long_is_left_out(transport: str, stopped: int) -> None:
+    """Server 2 is the manager. The process that goes on ends with an error that says so."""
+    with job(5, [2, 3, 4], "1", "asp", "9.0", transport, silence=3) as ranks:
+        ranks.wait_ready([0, 1])
+        time.sleep(0.3)
+        os.kill(ranks.ranks[stopped].pid, signal.SIGSTOP)
+        time.sleep(7.0)
+        os.kill(ranks.ranks[stopped].pid, signal.SIGCONT)
+        results = ranks.results([0, 1])
+        check_counts(results)
+        assert all(one["longest"] < FAILOVER_S for one in results), results
+        assert all(stopped not in chain for one in results for chain in one["chains"]), results
+        (end,) = ranks.results([stopped])
+        assert end["error"] == "PeerLostError" and "go on without it" in end["text"]
+        left = [rank for rank in (2, 3, 4) if rank != stopped]
+        assert all(one.get("served") for one in ranks.results(left))
+
+
+def test_a_server_that_is_stopped_for_a_moment_serves_on() -> None:
+    with job(5, [2, 3, 4], "1", "asp", "7.0", "shm", silence=8) as ranks:
+        ranks.wait_ready([0, 1])
+        os.kill(ranks.ranks[3].pid, signal.SIGSTOP)
+        time.sleep(5.0)
+        os.kill(ranks.ranks[3].pid, signal.SIGCONT)
+        results = ranks.results([0, 1])
+        check_counts(results)
+        assert all(one["view"] == 1 for one in results), results
+        assert all(one.get("served") for one in ranks.results([2, 3, 4]))
 
 
 def test_the_command_line_shows_running_stores() -> None:

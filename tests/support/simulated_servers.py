@@ -25,6 +25,8 @@ from pycoll.ps.views import View, first_view, is_done
 
 #: Seconds after which a newcomer that lacks a connection gives up.
 GIVES_UP_S = 5.0
+#: Seconds after which a server that is silent counts as gone.
+SILENCE_S = 5.0
 
 #: A program of a worker: it yields the requests for which it waits, or seconds for which it sleeps.
 Program = Generator["Sequence[Request] | float", None, None]
@@ -84,6 +86,7 @@ class World:
         servers: int = 1,
         replicas: int = 0,
         arithmetic: Any = None,
+        shards: int = 0,
     ) -> None:
         self.random = random.Random(seed)
         self.now = 0.0
@@ -92,7 +95,7 @@ class World:
         self.slow = self.random.choice((0.001, 0.01, 0.1))
         self.consistency = consistency
         ranks = range(workers, workers + servers)
-        view = first_view(ranks, replicas)
+        view = first_view(ranks, replicas, shards=shards)
         made = Masks() if arithmetic is None else arithmetic
 
         def make(_: int) -> Shard:
@@ -104,6 +107,14 @@ class World:
         self.alive = {*self.servers, *self.clients}
         self.flying: dict[tuple[int, int], deque[Message]] = {}
         self.divided: set[tuple[int, int]] = set()
+        #: By process that is stopped what happens to it meanwhile, by the peer that causes it.
+        self.stopped: dict[int, dict[int, deque[Callable[[Any], None]]]] = {}
+        #: By pair when a message has arrived.
+        self.heard: dict[tuple[int, int], float] = {}
+        #: Whether a process asks, when it has been stopped, whether the others count it.
+        self.fenced = True
+        #: Newcomers that were told of the end of a process for which they waited.
+        self.told_of_ends = 0
         #: By server what was wished last.
         self.wishes: dict[int, Kind] = {}
         self.arrival: dict[tuple[int, int], float] = {}
@@ -172,10 +183,14 @@ class World:
         source, to = pair
         if self.flying.get(pair) and to in self.alive:
             message = self.flying[pair].popleft()
-            self.act(to, lambda machine: machine.hear(source, message))
+            self.heard[pair] = self.now
+            self.act(to, lambda machine: machine.hear(source, message), source)
 
-    def act(self, peer: int, action: Callable[[Any], None]) -> None:
-        """Run a machine, and send what it gives."""
+    def act(self, peer: int, action: Callable[[Any], None], source: int = -1) -> None:
+        """Run a machine, and send what it gives. ``source``: the peer that causes it."""
+        if peer in self.stopped:
+            self.stopped[peer].setdefault(source, deque()).append(action)
+            return
         machine: Any = self.servers.get(peer) or self.clients[peer]
         action(machine)
         out, machine.out[:] = list(machine.out), []
@@ -212,6 +227,49 @@ class World:
             delay = self.random.random() * 10 * self.slow
             self.at(delay, functools.partial(self.lose, *pair, False))
 
+    def cut(self, source: int, to: int) -> None:
+        """Let messages of a server reach another one no more. The other one finds it silent; the
+        seed decides whether the first one learns that its messages are lost."""
+        self.divided.add((source, to))
+        self.flying.pop((source, to), None)
+        self.at(self.random.random() * 10 * self.slow, lambda: self.lose(to, source, False))
+        if self.random.random() < 0.5:
+            self.at(self.random.random() * 20 * self.slow, lambda: self.lose(source, to, False))
+
+    def stop(self, rank: int, seconds: float) -> None:
+        """Stop a server for some seconds, as SIGSTOP and SIGCONT do."""
+        if rank in self.alive and rank not in self.stopped:
+            self.stopped[rank] = {}
+            self.at(seconds, functools.partial(self.go_on_again, rank, seconds))
+            for peer in self.servers if seconds > SILENCE_S / 2 else ():
+                if peer != rank:
+                    look = functools.partial(self.listen, peer, rank, self.now, self.now + seconds)
+                    self.at(SILENCE_S, look)
+
+    def listen(self, peer: int, silent: int, since: float, until: float) -> None:
+        """Let a server look whether another one, which is stopped, has been silent for too long."""
+        heard = max(since, self.heard.get((silent, peer), 0.0))
+        if peer not in self.alive or peer in self.stopped or silent not in self.alive:
+            return
+        if self.now - heard >= SILENCE_S:
+            self.act(peer, lambda machine: machine.give_up([silent]))
+        if self.now < until or (heard <= since and self.now < until + SILENCE_S):
+            look = functools.partial(self.listen, peer, silent, since, until)
+            self.at(SILENCE_S / 8, look)
+
+    def go_on_again(self, rank: int, seconds: float) -> None:
+        """Let a process go on: what has come meanwhile is heard, in the order of each peer."""
+        found = self.stopped.pop(rank)
+        if rank not in self.alive:
+            return
+        if self.fenced and seconds > SILENCE_S / 2:
+            self.act(rank, lambda machine: machine.pause())
+        while found:
+            source = self.random.choice(sorted(found))
+            self.act(rank, found[source].popleft())
+            if not found[source]:
+                del found[source]
+
     def add_server(self) -> int:
         """Start one more server, which tells the view manager of itself."""
         rank = max(self.servers) + 1
@@ -242,9 +300,9 @@ class World:
         if is_replaced or self.links.get(pair, 0) != max(own, serial):
             return
         if peer in self.servers and peer in self.alive:
-            self.act(peer, lambda machine: machine.lose(gone, has_ended))
+            self.act(peer, lambda machine: machine.lose(gone, has_ended), gone)
         elif peer in self.alive:
-            self.act(peer, lambda machine: machine.lose(gone))
+            self.act(peer, lambda machine: machine.lose(gone), gone)
 
     # Newcomers
 
@@ -280,6 +338,20 @@ class World:
         found, machine.newcomers[:] = list(machine.newcomers), []
         for newcomer in found:
             self.at(self.random.random() * self.slow, functools.partial(self.link, peer, newcomer))
+        for newcomer, ended in machine.ended if peer in self.servers else ():
+            visit = functools.partial(self.visit, newcomer, ended)
+            self.at(self.random.random() * self.slow, visit)
+        if peer in self.servers:
+            machine.ended.clear()
+
+    def visit(self, newcomer: Newcomer, ended: int) -> None:
+        """Let a newcomer learn of the end of a process, and give up if it waits for that one."""
+        rank, serial = newcomer.rank, newcomer.serial
+        if rank in self.alive and self.serials.get(rank) == serial:
+            machine: Any = self.servers.get(rank) or self.clients[rank]
+            if ended in machine.expected:
+                self.told_of_ends += 1
+                self.kill(rank)
 
     def begin(
         self, newcomer: Newcomer, program: Callable[[int], Program] | None, host: ServerMachine

@@ -12,13 +12,16 @@ from __future__ import annotations
 import faulthandler
 import json
 import os
+import signal
 import sys
+import threading
 import time
 
 import numpy as np
 
 import pycoll
 import pycoll.ps
+from pycoll.ps.server_threads import ServerThreads
 
 SECRET = "a secret of the tests"
 #: More than one part, so that each push is several messages.
@@ -27,6 +30,23 @@ COUNT = (pycoll.ps.messages.PART_BYTES_MAX // 8) + 1000
 RANKS = 32
 #: Seconds between two pushes.
 PAUSE_S = float(os.environ.get("STORE_PAUSE_S", "0"))
+#: "RANK:PEER": at SIGUSR1 server RANK breaks its connection with server PEER.
+CUT = os.environ.get("STORE_CUT", "")
+
+
+def cut_at_signal(peer: int) -> None:
+    """Break the connection of this server with another one at SIGUSR1."""
+    run = ServerThreads.run
+
+    def running(server: ServerThreads) -> None:
+        def cut(*_: object) -> None:
+            threading.Thread(target=server._links[peer].close).start()
+
+        signal.signal(signal.SIGUSR1, cut)
+        print("serves", flush=True)
+        run(server)
+
+    ServerThreads.run = running  # type: ignore[method-assign]
 
 
 def work(store: pycoll.ps.Store, seconds: float) -> dict[str, object]:
@@ -93,6 +113,8 @@ def main() -> None:
         transports=sys.argv[8],
     )
     consistency = pycoll.ps.consistency.consistency_from(sys.argv[6])
+    if CUT.startswith(f"{rank}:"):
+        cut_at_signal(int(CUT.partition(":")[2]))
     try:
         if rank in servers:
             pycoll.ps.serve_store(comm, servers, replicas=int(sys.argv[5]), consistency=consistency)

@@ -135,6 +135,35 @@ def test_every_gradient_is_applied_once_and_workers_begin_alike(consistency: Any
     assert run(work, consistency=consistency) == [wanted] * 2
 
 
+@pytest.mark.parametrize("consistency", ["asp", ps.SSP(2), ps.Backup(0.5)])
+def test_a_worker_that_joined_by_a_ticket_trains_with_the_others(consistency: Any) -> None:
+    def work(worker: Worker) -> None:
+        net, other = network(), network(seed=2)
+        optimizer = worker.wrapped(torch.optim.SGD(net.parameters(), lr=0.125))
+        give(net, 0, 1)
+        optimizer.step()
+        with ps.connect(ticket=optimizer.store.ticket()) as joined:
+            second = hvd.DistributedOptimizer(
+                torch.optim.SGD(other.parameters(), lr=0.125), architecture="ps", store=joined
+            )
+            # It takes the parameters that the servers hold, whatever it began with.
+            before = [parameter.clone() for parameter in other.parameters()]
+            for found, right in zip(before, net.parameters(), strict=True):
+                assert torch.equal(found, right)
+            given = give(other, 1, 2)
+            second.step()
+            for found, old, grad in zip(other.parameters(), before, given, strict=True):
+                assert torch.equal(found, old - 0.125 * grad)
+            optimizer.zero_grad()
+            optimizer.step()
+            for found, right in zip(net.parameters(), other.parameters(), strict=True):
+                assert torch.equal(found, right)
+            clocks = optimizer.store.stats()["shards"][0]["clocks"]
+            assert len(clocks) == 2, clocks
+
+    run(work, workers=1, consistency=consistency)
+
+
 def test_backup_steps_by_the_mean_of_those_that_came_in_time() -> None:
     def work(worker: Worker) -> float:
         parameter = nn.Parameter(torch.zeros(1))

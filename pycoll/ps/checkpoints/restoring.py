@@ -134,7 +134,7 @@ class _Restoring:
     def _key_of(self, given: Any) -> tuple[Placed, dict[str, Any]]:
         one = json_object(given, _KEY_FACTS)
         terms = Terms(int(DType[one["dtype"].upper()]), tuple(map(int, one["shape"])))
-        placed = self._store._placement.place(terms, one["update"], self._epoch)
+        placed = self._store._place(terms, one["update"], self._epoch)
         if UPDATES[one["update"]] in (SUM, MEAN) and not self._store.consistency.folds:
             raise self._reader.wrong(
                 f'key {one["name"]!r} has update {one["update"]!r}, which needs "bsp" or Backup: '

@@ -16,7 +16,7 @@ from pycoll.bootstrap.discovery.network import listen_in_range
 from pycoll.bootstrap.rendezvous.meeting import Meeting, offer, place_of
 from pycoll.bootstrap.rendezvous.store import StoreExchange
 from pycoll.config import Config
-from pycoll.errors import InvalidArgumentError, PycollError, TimeoutError
+from pycoll.errors import InvalidArgumentError, PeerLostError, PycollError, TimeoutError
 from pycoll.ps.membership.entrance import job_of
 from pycoll.ps.membership.new_links import Home, purpose_of
 from pycoll.ps.membership.newcomers import VERSION, Newcomer, read_ticket
@@ -36,6 +36,7 @@ _TOLD = {
     "terms": list,
     "tuning": str,
     "oversubscription": float,
+    "silence_s": int,
 }
 #: The longest pause of a process that meets another newcomer at a server, in seconds.
 _PAUSE_S = 0.2
@@ -85,7 +86,7 @@ def arrived(ticket: Any, wish: Wish, config: Config) -> Iterator[Arrival]:
         newcomer = Newcomer.from_bytes(told["newcomer"].encode())
         circle = Circle(
             newcomer.rank,
-            config,
+            config._replace(server_silence_s=told["silence_s"]),
             meeting.secret,
             told["tuning"],
             told["oversubscription"],
@@ -155,9 +156,15 @@ def _link(
     try:
         comm = circle.link(circle.rank, peer, purpose_of(newcomer), listener, limit)
     except PycollError as error:
-        error.args = (
-            f"rank {peer} of the store has not connected with this process, which joins as rank "
-            f"{circle.rank}: {error}; a worker connects in its next call",
-        )
+        text = f"with this process, which joins as rank {circle.rank}: {error}"
+        if isinstance(error, PeerLostError):
+            error.args = (
+                f"rank {peer} of the store has ended before it connected {text}; start it again",
+            )
+        else:
+            error.args = (
+                f"rank {peer} of the store has not connected {text}; a worker connects in its next "
+                "call",
+            )
         raise
     return Link(comm, peer)

@@ -97,7 +97,7 @@ class Entrance:
                 f"version {said['version']} (pycoll {said['package'][:64]}): install the same "
                 "pycoll everywhere"
             )
-        _, replicas, consistency = self._home.terms
+        _, replicas, consistency, _ = self._home.terms
         wanted = (said["replicas"], said["consistency"])
         if wanted[0] not in (-1, replicas) or wanted[1] not in ("", consistency):
             asked = "" if wanted[0] < 0 else f"replicas={wanted[0]} "

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import hmac
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from pycoll.bootstrap.deadline import Deadline
-from pycoll.bootstrap.rendezvous.meeting import Meeting
+from pycoll.bootstrap.rendezvous.meeting import Meeting, place_of
+from pycoll.bootstrap.rendezvous.store import StoreExchange
 from pycoll.errors import PycollError
 from pycoll.ps.membership.newcomers import Newcomer, make_ticket
 from pycoll.ps.server_links import Circle, Link
 
 #: Takes a connection to a newcomer, or None where it cannot be reached. Another thread calls it.
 Then = Callable[[Newcomer, "Link | None"], None]
+#: Seconds of one attempt to tell a newcomer that a process has ended, and between two of them.
+_VISIT_S, _PAUSE_S = 2.0, 0.05
 
 
 class Home(NamedTuple):
@@ -41,6 +45,28 @@ class Home(NamedTuple):
         """Connect with a newcomer in a thread of its own, which ends in bounded time."""
         args = (newcomer, then)
         threading.Thread(target=self._run, args=args, name="pycoll-new", daemon=True).start()
+
+    def tell_end(self, newcomer: Newcomer, ended: int, is_over: Callable[[], bool]) -> None:
+        """Let a newcomer wait no more for a process that has ended, in a thread of its own.
+
+        ``is_over``: whether the newcomer connects with nobody any more.
+        """
+        args = (newcomer, ended, is_over)
+        threading.Thread(target=self._visit, args=args, name="pycoll-new", daemon=True).start()
+
+    def _visit(self, newcomer: Newcomer, ended: int, is_over: Callable[[], bool]) -> None:
+        """Come to the newcomer in place of the process that has ended, and go away at once."""
+        job, key = self.circle.job_of(newcomer.rank, ended, purpose_of(newcomer))
+        limit = Deadline(self.circle.config.init_timeout_s)
+        while not is_over() and not limit.passed():
+            try:
+                meeting = Meeting.from_bytes(newcomer.meeting.encode())
+                where = place_of(meeting, self.circle.config)
+                StoreExchange(where, key, job, 1, 2, limit.within(_VISIT_S)).abandon()
+                return
+            except (PycollError, OSError, ValueError):
+                # The newcomer connects with another process now, or has gone.
+                time.sleep(_PAUSE_S)
 
     def _run(self, newcomer: Newcomer, then: Then) -> None:
         link: Link | None = None

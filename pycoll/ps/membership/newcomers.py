@@ -13,7 +13,7 @@ from pycoll.ps.messages import Kind, Message
 from pycoll.untrusted import json_object, read_json
 
 #: The version of the messages between the processes of a store.
-VERSION = 1
+VERSION = 2
 #: The most processes that a store has seen, so that their numbers fit into the numbers of requests.
 NEWCOMERS_MAX = 1 << 16
 _FACTS = {"serial": int, "rank": int, "serves": bool, "meeting": str}

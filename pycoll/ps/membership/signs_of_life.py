@@ -1,0 +1,51 @@
+"""How long peers have been silent, and whether this process was stopped meanwhile."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+
+
+def _now() -> float:
+    # It also runs while the host is suspended.
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class SignsOfLife:
+    """Counts the silence of peers. ``limit_s``: the silence in seconds that counts as an end.
+
+    The time during which this process was stopped counts for nobody. ``now``: a clock in seconds.
+    """
+
+    def __init__(self, limit_s: float, now: Callable[[], float] = _now) -> None:
+        self._limit_s = limit_s
+        self._now = now
+        #: When this object was asked, and when it counted.
+        self._asked = self._counted = now()
+        self._silent: dict[int, float] = {}
+
+    def hear(self, peer: int) -> None:
+        """Note that a peer has sent something."""
+        self._silent[peer] = 0.0
+
+    def was_stopped(self) -> bool:
+        """Return whether half of the limit has passed since the last call.
+
+        Peers have then heard nothing of this process for as long, and a bit longer. The owner calls
+        it often, and ahead of whatever other processes shall not learn from one that was left out.
+        """
+        asked, self._asked = self._asked, self._now()
+        if self._asked - asked <= self._limit_s / 2:
+            return False
+        self._counted = self._asked
+        return True
+
+    def is_due(self) -> bool:
+        """Return whether an eighth of the limit has passed since the last call of ``count``."""
+        return self._asked - self._counted >= self._limit_s / 8
+
+    def count(self, peers: Iterable[int]) -> dict[int, float]:
+        """Count the time since the last call, and return by peer how long it has been silent."""
+        passed, self._counted = self._asked - self._counted, self._asked
+        self._silent = {one: self._silent.get(one, 0.0) + passed for one in peers}
+        return self._silent
