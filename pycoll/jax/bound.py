@@ -6,10 +6,13 @@ import math
 import weakref
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from pycoll import _core
 from pycoll.arrays.rows import Shape, elements, with_rows
 from pycoll.comm.codecs import coding_of
 from pycoll.comm.communicator import Communicator
+from pycoll.compress import Feedback
 from pycoll.errors import InvalidArgumentError
 from pycoll.schedule.collectives import Collective
 from pycoll.types import ITEM_BYTES, DType
@@ -24,8 +27,8 @@ _numbers: weakref.WeakKeyDictionary[Communicator, dict[Any, int]] = weakref.Weak
 class How(NamedTuple):
     """A collective without its array. ``rows``: rows of each rank, for _ROWED ones.
 
-    ``compress``: a codec that keeps every element, or None. With one the array is float32, and
-    ``given`` the name of the type that the caller has passed.
+    ``compress``: a codec, or None. With one that keeps every element, compiled programs call the
+    collective with an array of float32, and ``given`` is the name of the caller's type.
     """
 
     collective: Collective
@@ -88,6 +91,27 @@ def kind_of(dtype: Any) -> DType:
     if kind is None:
         raise InvalidArgumentError(f"x has dtype {dtype}: expected one of {', '.join(DTYPES)}")
     return kind
+
+
+def run_method(how: How, x: Any, residual: Any = None, step: Any = None) -> tuple[Any, ...]:
+    """Run the method of the communicator on NumPy arrays; compiled programs call it.
+
+    Returns the result, and with ``residual`` what the codec has left out of x + residual.
+    """
+    words: dict[str, Any] = {"compress": how.compress}
+    if residual is not None:
+        words["feedback"] = feedback = Feedback()
+        feedback.adopt(np.array(residual))
+        feedback.step = int(step)
+    if how.op is not None:
+        words |= {"op": how.op, "deterministic": how.deterministic}
+    if how.collective is Collective.BROADCAST:
+        words["root"] = how.root
+    if how.rows:
+        is_gather = how.collective is Collective.ALL_GATHER
+        words["lengths" if is_gather else "splits"] = list(how.rows)
+    found = np.asarray(getattr(how.comm, how.collective.name.lower())(np.asarray(x), **words))
+    return (found,) if residual is None else (found, feedback.residual)
 
 
 def _forget(numbers: dict[Any, int]) -> None:

@@ -10,13 +10,15 @@ import jax
 import jax.numpy as jnp
 
 from pycoll.arrays.rows import check_rows, need_axis, shares
-from pycoll.comm.codecs import check_elements
+from pycoll.comm.codecs import check_elements, coding_of, runs_itself
 from pycoll.comm.communicator import Communicator
+from pycoll.compress import PowerSGD, RandomK
 from pycoll.errors import InvalidArgumentError
 from pycoll.jax.bound import How, chosen, kind_of
-from pycoll.jax.primitive import collective
+from pycoll.jax.primitive import collective, method
+from pycoll.ops import find_reduction
 from pycoll.schedule.collectives import Collective
-from pycoll.types import DType, ReduceOp
+from pycoll.types import DType
 
 if TYPE_CHECKING:
     from pycoll.compress import Codec
@@ -29,28 +31,38 @@ def all_reduce(
     comm: Communicator | None = None,
     deterministic: bool | None = None,
     compress: Codec | None = None,
-) -> jax.Array:
+    residual: Any = None,
+    step: Any = 0,
+) -> Any:
     """Combine the arrays ``x`` of all ranks; every rank gets the result with the same bits.
 
     ``x``: an array with the same shape and dtype on all ranks. ``op``: sum, prod, min, max,
     avg, band, bor or bxor. ``comm``: the communicator, or None for the world.
     ``deterministic``: True folds in rank order; None takes the setting of the communicator.
-    ``compress``: None, or a codec of pycoll.compress that keeps every element, the same on all
-    ranks, as in Communicator.all_reduce, but without feedback: what it leaves out is lost. The
-    derivative of this call uses no codec.
+    ``compress``: None, or a codec of pycoll.compress, the same on all ranks, as in
+    Communicator.all_reduce. ``residual``: None, or what the codec left out in the call before: an
+    array of the shape of x, zeros at first, float64 for float64 and else float32. It does what a
+    ``Feedback`` does outside of compiled programs: the codec encodes x + residual, and the call
+    also returns what that leaves out. ``step``: the number of the call, an integer or an array of
+    one, the same on all ranks; RandomK draws its places from it.
 
-    Returns an array with the shape and dtype of x.
+    Returns an array with the shape and dtype of x; with ``residual``, this array and the next
+    residual.
 
-    Raises InvalidArgumentError while tracing, as Communicator.all_reduce does, and for a reduction
-    from ``register_op``. A failure during the run is a JaxRuntimeError.
+    The derivative of this call uses no codec, and a residual counts as a constant.
 
-    Cost: as Communicator.all_reduce. Many small arrays cost one message if the program joins them
-    first with ``jax.flatten_util.ravel_pytree``.
+    Raises InvalidArgumentError while tracing, as Communicator.all_reduce does, for a reduction
+    from ``register_op``, for a residual of another shape or dtype, and for a residual of PowerSGD,
+    which also has to keep its Q. A failure during the run is a JaxRuntimeError.
+
+    Cost: as Communicator.all_reduce. With ``residual``, and with codecs that leave values out, the
+    compiled program calls Python, which copies the arrays. Many small arrays cost one message if
+    the program joins them first with ``jax.flatten_util.ravel_pytree``.
 
     Example: ``mean = pycoll.jax.all_reduce(gradient, "avg")``
     """
     how = How(Collective.ALL_REDUCE, chosen(comm), op, deterministic=deterministic)
-    return _run(how, jnp.asarray(x), compress)
+    return _run(how, jnp.asarray(x), compress, residual, step)
 
 
 def reduce_scatter(
@@ -60,14 +72,16 @@ def reduce_scatter(
     comm: Communicator | None = None,
     deterministic: bool | None = None,
     compress: Codec | None = None,
-) -> jax.Array:
+    residual: Any = None,
+    step: Any = 0,
+) -> Any:
     """Combine the arrays ``x`` of all ranks; every rank gets its rows of the result.
 
     ``x``: an array of at least one axis, with the same shape and dtype on all ranks. ``op``,
-    ``comm``, ``deterministic`` and ``compress``: as in all_reduce.
+    ``comm``, ``deterministic``, ``compress``, ``residual`` and ``step``: as in all_reduce.
 
     Returns ``len(x) // size`` rows; the lowest ranks get one more each where size does not divide
-    ``len(x)``.
+    ``len(x)``. With ``residual``, these and the next residual.
 
     Raises InvalidArgumentError while tracing, as Communicator.reduce_scatter does, and for a
     reduction from ``register_op``. A failure during the run is a JaxRuntimeError.
@@ -80,7 +94,7 @@ def reduce_scatter(
     need_axis(value.shape, "reduce_scatter")
     rows = tuple(shares(value.shape[0], comm.size))
     how = How(Collective.REDUCE_SCATTER, comm, op, rows=rows, deterministic=deterministic)
-    return _run(how, value, compress)
+    return _run(how, value, compress, residual, step)
 
 
 def all_gather(
@@ -89,16 +103,20 @@ def all_gather(
     lengths: Sequence[int] | None = None,
     comm: Communicator | None = None,
     compress: Codec | None = None,
-) -> jax.Array:
+    residual: Any = None,
+    step: Any = 0,
+) -> Any:
     """Join the arrays ``x`` of all ranks along axis 0, in rank order; every rank gets all rows.
 
     ``x``: an array of at least one axis; its dtype and all dimensions but the first are the same on
     all ranks. ``lengths``: the first dimension of each rank, the same sequence on all ranks. None
     means that all ranks have as many rows as this one, because a trace cannot wait for other ranks.
     ``comm``: the communicator, or None for the world. ``compress``: as in all_reduce; each rank
-    encodes its rows once, and all ranks get what the codes decode to.
+    encodes its rows once, and all ranks get what the codes decode to. ``residual`` and ``step``: as
+    in all_reduce.
 
-    Returns an array with the rows of all ranks and the dtype of x.
+    Returns an array with the rows of all ranks and the dtype of x; with ``residual``, this array
+    and the next residual.
 
     Raises InvalidArgumentError while tracing where x has no axis, and where ``lengths`` does not
     have one entry per rank or differs from the rows of x. A failure during the run is a
@@ -116,7 +134,8 @@ def all_gather(
         raise InvalidArgumentError(
             f"lengths[{comm.rank}] is {rows[comm.rank]}, but x has {length} rows on this rank"
         )
-    return _run(How(Collective.ALL_GATHER, comm, rows=tuple(rows)), value, compress)
+    how = How(Collective.ALL_GATHER, comm, rows=tuple(rows))
+    return _run(how, value, compress, residual, step)
 
 
 def broadcast(
@@ -125,14 +144,18 @@ def broadcast(
     *,
     comm: Communicator | None = None,
     compress: Codec | None = None,
-) -> jax.Array:
+    residual: Any = None,
+    step: Any = 0,
+) -> Any:
     """Copy the root's ``x`` to every rank.
 
     ``x``: an array with the same shape and dtype on all ranks; only the root's values count.
     ``root``: the sending rank, from 0 to size - 1, the same on all ranks. ``comm``: the
     communicator, or None for the world. ``compress``: as in all_reduce; the root encodes once.
+    ``residual`` and ``step``: as in all_reduce; the residual of other ranks does not change.
 
-    Returns an array with the shape and dtype of x.
+    Returns an array with the shape and dtype of x; with ``residual``, this array and the next
+    residual.
 
     Raises InvalidArgumentError while tracing for a wrong root. A failure during the run is a
     JaxRuntimeError.
@@ -144,21 +167,53 @@ def broadcast(
     comm = chosen(comm)
     if isinstance(root, bool) or not isinstance(root, int) or not 0 <= root < comm.size:
         raise InvalidArgumentError(f"root is {root!r}: expected a rank from 0 to {comm.size - 1}")
-    return _run(How(Collective.BROADCAST, comm, root=root), jnp.asarray(x), compress)
+    how = How(Collective.BROADCAST, comm, root=root)
+    return _run(how, jnp.asarray(x), compress, residual, step)
 
 
-def _run(how: How, x: Any, compress: Codec | None) -> Any:
+def _run(how: How, x: Any, compress: Codec | None, residual: Any, step: Any) -> Any:
     """Run a collective, with a codec on arrays that it takes."""
-    if compress is not None:
-        check_elements(how.collective, kind_of(x.dtype), ReduceOp.SUM)
-        how = how._replace(compress=compress, given=str(x.dtype))
-    return _differentiable(how, x)
+    if compress is None:
+        if residual is not None:
+            raise InvalidArgumentError(
+                "residual is what a codec leaves out, and compress is None: pass a codec, or leave "
+                "residual out"
+            )
+        return _differentiable(how, x)
+    if not runs_itself(compress):
+        coding_of(compress)
+    kind, name = kind_of(x.dtype), how.collective.name.lower()
+    code = None if how.op is None else find_reduction(how.op, kind, name).code
+    check_elements(how.collective, kind, code)
+    how = how._replace(compress=compress, given=str(x.dtype))
+    if residual is None:
+        if isinstance(compress, RandomK):
+            raise InvalidArgumentError(
+                f"residual is None and compress is {compress!r}: pass a residual, and a step that "
+                "changes the places from call to call"
+            )
+        return _differentiable(how, x)
+    residual = jnp.asarray(residual)
+    wanted = jnp.float64 if x.dtype == jnp.float64 else jnp.float32
+    if residual.shape != x.shape or residual.dtype != wanted:
+        raise InvalidArgumentError(
+            f"residual is {residual.dtype} of shape {residual.shape}: expected "
+            f"{jnp.dtype(wanted)} of shape {x.shape}, zeros at first"
+        )
+    if isinstance(compress, PowerSGD) and how.collective is Collective.ALL_REDUCE:
+        raise InvalidArgumentError(
+            f"residual is an array and compress is {compress!r}, which also has to keep its Q: "
+            "call Communicator.all_reduce with a Feedback outside of compiled programs"
+        )
+    return _with_residual(how, x, residual, jnp.asarray(step, jnp.int32))
 
 
 def _result(how: How, x: Any) -> Any:
     """Return the result; with a codec by way of float32, as ``comm.coded_ends`` does it."""
     if how.compress is None:
         return collective(how, x)
+    if runs_itself(how.compress):
+        return method(how, x)[0]
     found = collective(how, x.astype(jnp.float32)).astype(x.dtype)
     divides = how.op == "avg" and kind_of(how.given) == DType.FLOAT64
     return found / how.comm.size if divides else found
@@ -178,6 +233,23 @@ def _backward(how: How, _: None, gradient: Any) -> tuple[Any]:
 
 
 _differentiable.defvjp(_forward, _backward)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _with_residual(how: How, x: Any, residual: Any, step: Any) -> tuple[Any, Any]:
+    found, rest = method(how, x, residual, step)
+    return found, rest
+
+
+def _forward_both(how: How, x: Any, residual: Any, step: Any) -> tuple[Any, Any]:
+    return _with_residual(how, x, residual, step), residual
+
+
+def _backward_both(how: How, residual: Any, gradients: Any) -> tuple[Any, Any, None]:
+    return *_backward(how, None, gradients[0]), jnp.zeros_like(residual), None
+
+
+_with_residual.defvjp(_forward_both, _backward_both)
 
 
 def _gradient(how: How, given: Any) -> Any:

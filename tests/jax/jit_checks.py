@@ -16,7 +16,7 @@ import pytest
 import pycoll
 import pycoll.jax as pj
 from pycoll import InvalidArgumentError
-from pycoll.compress import BF16, Block, Sign, TopK
+from pycoll.compress import BF16, Block, Custom, Feedback, PowerSGD, RandomK, Sign, TopK
 
 
 def values(shape: tuple[int, ...], salt: int) -> Any:
@@ -119,7 +119,7 @@ def check_codecs_give_the_bits_of_the_methods(comm: pycoll.Communicator) -> None
     # The derivative of rounding counts as 1, and gradients have no codec.
     assert np.array_equal(jax.grad(loss)(given["short"]), summed((5,), size))
     for compress, x, text in (
-        (TopK(0.5), given["x"], "codecs that keep every element"),
+        (RandomK(0.5, 1), given["x"], "residual is None and compress is RandomK"),
         ("int8", given["x"], "compress is 'int8': expected a codec"),
         (int8, np.arange(3), "x is int32: compress needs float16"),
     ):
@@ -127,6 +127,82 @@ def check_codecs_give_the_bits_of_the_methods(comm: pycoll.Communicator) -> None
             pj.all_reduce(x, compress=compress, comm=comm)
     with pytest.raises(InvalidArgumentError, match="compress needs 'sum' or 'avg'"):
         pj.all_reduce(given["x"], "max", compress=int8, comm=comm)
+
+
+HALVES = Custom(lambda x: x.astype("f2").tobytes(), lambda b, n: np.frombuffer(b, "f2"), "halves")
+
+
+def check_residuals_have_the_bits_of_a_feedback(comm: pycoll.Communicator) -> None:
+    """Of all codecs, over steps of a compiled loop, between collectives of other lengths."""
+    rank, size = comm.rank, comm.size
+    x, half = values((6, 5), rank) / 7, jnp.asarray(values((70,), rank) / 7, jnp.bfloat16)
+    rows = [rank + 6 for rank in range(size)]
+    part = values((rank + 6, 2), rank) / 7
+    cases: list[tuple[str, Any, dict[str, Any]]] = [
+        *(("all_reduce", x, {"op": "avg", "compress": one}) for one in (Block("int4", 32), Sign())),
+        *(("all_reduce", half, {"compress": one}) for one in (Block("int8"), TopK(0.1))),
+        *(("all_reduce", x, {"compress": one}) for one in (RandomK(0.2, 3), HALVES)),
+        ("all_gather", part, {"lengths": rows, "compress": TopK(0.3)}),
+        ("reduce_scatter", values((2 * size, 3), rank) / 7, {"compress": HALVES}),
+        ("broadcast", x, {"root": size - 1, "compress": PowerSGD(1)}),
+    ]
+    zeros = [jnp.zeros(one.shape, jnp.float32) for _, one, _ in cases]
+
+    @jax.jit
+    def program(xs: Any, residuals: Any) -> Any:
+        def body(residuals: Any, step: Any) -> Any:
+            found = []
+            for number, ((name, _, words), one) in enumerate(zip(cases, xs, strict=True)):
+                given = {**words, "residual": residuals[number], "step": step}
+                found.append(getattr(pj, name)(one * (step + 1), comm=comm, **given))
+                pj.all_reduce(jnp.ones(number + 1), comm=comm)
+            return [rest for _, rest in found], [one for one, _ in found]
+
+        return jax.lax.scan(body, residuals, jnp.arange(3))
+
+    rests, results = jax.block_until_ready(program([one for _, one, _ in cases], zeros))
+    for (name, one, words), rest, steps in zip(cases, rests, results, strict=True):
+        feedback = Feedback()
+        for step in range(3):
+            given = np.asarray(one * jnp.asarray(step + 1))
+            wanted = getattr(comm, name)(given, feedback=feedback, **words)
+            same(steps[step], wanted)
+        kept = np.zeros(one.shape, np.float32) if feedback.residual is None else feedback.residual
+        same(rest, kept)
+        assert name == "broadcast" or kept.any()
+
+
+def check_codecs_that_leave_values_out(comm: pycoll.Communicator) -> None:
+    rank, size = comm.rank, comm.size
+    x = values((6, 5), rank) / 7
+    for codec in (TopK(0.2), PowerSGD(1), HALVES):
+        found = jax.jit(lambda x, codec=codec: pj.all_reduce(x, "avg", compress=codec, comm=comm))
+        same(found(x), comm.all_reduce(x, "avg", compress=codec))
+    same(pj.all_reduce(x, compress=TopK(0.2), comm=comm), comm.all_reduce(x, compress=TopK(0.2)))
+
+    def loss(x: Any, residual: Any) -> Any:
+        found, rest = pj.all_reduce(x, compress=TopK(0.2), residual=residual, comm=comm)
+        return (found * values((6, 5), rank)).sum() + (3 * rest).sum()
+
+    # The derivative of rounding counts as 1, gradients have no codec, residuals are constants.
+    zeros = jnp.zeros((6, 5))
+    by_x, by_residual = jax.jit(jax.grad(loss, (0, 1)))(x, zeros)
+    assert np.array_equal(by_x, summed((6, 5), size)) and not by_residual.any()
+
+    words = {"compress": Block("int8"), "comm": comm}
+    rows = jax.vmap(lambda x, r: pj.all_reduce(x, residual=r, **words))(x, zeros)
+    feedback = Feedback()
+    same(rows[0], comm.all_reduce(x, compress=Block("int8"), feedback=feedback))
+    same(rows[1], feedback.residual)
+    for given, text in (
+        ({"residual": zeros}, "compress is None: pass a codec"),
+        ({"residual": zeros[0], "compress": TopK(0.2)}, r"residual is float32 of shape \(5,\)"),
+        ({"residual": zeros > 0, "compress": TopK(0.2)}, "residual is bool of shape"),
+        ({"residual": zeros, "compress": PowerSGD(1)}, "also has to keep its Q"),
+        ({"compress": TopK(0.2), "op": "max"}, "compress needs 'sum' or 'avg'"),
+    ):
+        with pytest.raises(InvalidArgumentError, match=text):
+            pj.all_reduce(x, comm=comm, **given)
 
 
 def check_loops_and_branches(comm: pycoll.Communicator) -> None:
