@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -29,13 +30,16 @@ def meet(
     The ranks compare ``facts``. The root is the lowest of the ranks with the most synchronisations
     and, among these, the most steps. A rank with less takes the root's arrays, state and ``extra``
     (an object that can be pickled). Before the first synchronisation of all, every rank does so.
+    Where ranks with the most steps hold different factors, as after loading checkpoints of
+    different versions, all ranks drop theirs: a step needs the same ones on all ranks.
 
     Nothing is changed in place, so a failure leaves the rank as it was. MismatchError names the
     first fact that differs.
     """
     need_alike(comm, "the local updates", facts)
-    mine = np.array([[state.progress, state.step]], np.int64)
-    keys = [tuple(map(int, row)) for row in comm.all_gather(mine)]
+    mine = np.array([[state.progress, state.step, _checksum(state.factors)]], np.int64)
+    rows = comm.all_gather(mine).tolist()
+    keys = [(row[0], row[1]) for row in rows]
     best = max(keys)
     root = keys.index(best)
     first = best[0] == 0
@@ -46,7 +50,9 @@ def meet(
         if behind:
             met = taken
     progress = max(1, met.state.progress)
-    return met._replace(state=replace(met.state, progress=progress, comm=comm))
+    alike = len({row[2] for row, key in zip(rows, keys, strict=True) if key == best}) == 1
+    factors = met.state.factors if alike and not first else ()
+    return met._replace(state=replace(met.state, progress=progress, factors=factors, comm=comm))
 
 
 def _from_root(arrays: Sequence[Any], state: LocalState, comm: Any, root: int, extra: Any) -> Met:
@@ -54,8 +60,8 @@ def _from_root(arrays: Sequence[Any], state: LocalState, comm: Any, root: int, e
     own = state.arrays()
     is_root = comm.rank == root
     present = {name: _presence(values) for name, values in own.items()}
-    mine = (state.numbers(), present, extra) if is_root else None
-    numbers, present, extra = comm.broadcast_object(mine, root)
+    mine = (state.numbers(), present, state.factors, extra) if is_root else None
+    numbers, present, factors, extra = comm.broadcast_object(mine, root)
     # Every rank broadcasts arrays of equal shapes and types; only the root's values count.
     wide = [widened(one) for one in arrays]
     moved = [_start(comm, list(arrays), [True] * len(arrays), root)]
@@ -67,7 +73,15 @@ def _from_root(arrays: Sequence[Any], state: LocalState, comm: Any, root: int, e
         name: None if there is None else values
         for (name, there), values in zip(present.items(), got, strict=True)
     }
-    return Met(taken, LocalState.of(numbers, found), extra)
+    return Met(taken, replace(LocalState.of(numbers, found), factors=factors), extra)
+
+
+def _checksum(factors: Sequence[Any]) -> int:
+    checksum = 0
+    for one in factors:
+        told = b"" if one is None else np.ascontiguousarray(one).tobytes()
+        checksum = zlib.crc32(told, zlib.crc32(str(len(told)).encode(), checksum))
+    return checksum
 
 
 def _presence(values: Sequence[Any] | None) -> list[bool] | None:

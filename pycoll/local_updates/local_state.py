@@ -49,8 +49,8 @@ class LocalState:
         ``rates``: the last inner learning rate of each parameter that was not 0; empty if unused.
         ``residuals``: for each parameter what a codec has left out of this rank's shares so far, a
             NumPy array or None; empty before the first synchronisation and where none is kept.
-        ``factors``: for each parameter the last Q of PowerSGD, or None. Ranks that meet drop them,
-            since all ranks have to begin with the same one.
+        ``factors``: for each parameter the last Q of PowerSGD, a NumPy array or None; the same on
+            all ranks.
         ``comm``: the communicator on which this rank has met the others.
     """
 
@@ -99,7 +99,8 @@ class LocalState:
     def arrays(self) -> dict[str, Any]:
         """The arrays: anchors, velocities, and the share of the fragment that is under way.
 
-        Residuals are those of this rank alone, so they are not among them.
+        Residuals are those of this rank alone, and factors have other shapes, so they are not
+        among them.
         """
         return {
             "anchors": None if self.anchors is None else list(self.anchors),
@@ -115,7 +116,8 @@ class LocalState:
 
         Cost: no copy and no message.
         """
-        return {**self.numbers(), **self.arrays(), "residuals": list(self.residuals)}
+        kept = {"residuals": list(self.residuals), "factors": list(self.factors)}
+        return {**self.numbers(), **self.arrays(), **kept}
 
     @classmethod
     def load(cls, saved: Mapping[str, Any]) -> LocalState:
@@ -134,8 +136,10 @@ class LocalState:
             name: None if saved[name] is None else [_copy(one) for one in saved[name]]
             for name in ("anchors", "velocities", "sent")
         }
-        residuals = tuple(_copy(one) for one in saved.get("residuals", ()))
-        return replace(cls.of(saved, arrays), residuals=residuals)
+        residuals, factors = (
+            tuple(_copy(one) for one in saved.get(name, ())) for name in ("residuals", "factors")
+        )
+        return replace(cls.of(saved, arrays), residuals=residuals, factors=factors)
 
     @classmethod
     def of(cls, numbers: Mapping[str, Any], arrays: Mapping[str, Any]) -> LocalState:
@@ -178,12 +182,11 @@ class LocalState:
         return replace(mapped, residuals=self.residuals, factors=self.factors)
 
     def without_work(self) -> LocalState:
-        """The state with the pending fragment not sent, no factors and no communicator."""
+        """The state with the pending fragment not sent, and no communicator."""
         pending = self.pending
         return replace(
             self,
             comm=None,
-            factors=(),
             pending=None if pending is None else pending._replace(work=None, feedback=None),
         )
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pycoll.compress import BF16, FP8, Block, Codec, Feedback
+from pycoll.compress import Codec, Feedback
 from pycoll.errors import InvalidArgumentError
 from pycoll.gradients.structures import leaves, rebuilt
 from pycoll.local_updates.array_values import check, converted, copied, mixed, ranges, widened
@@ -19,8 +19,6 @@ from pycoll.local_updates.schedules import Schedule, schedule_of
 from pycoll.types import real, whole
 
 _NAN = float("nan")
-#: Codecs whose residuals the state does not keep.
-_ROUNDING = (BF16, FP8, Block)
 
 
 @dataclass(frozen=True)
@@ -46,13 +44,13 @@ class LocalUpdates:
         ``compress``: None, or a codec of ``pycoll.compress`` for the averages of a - x. It needs an
             outer step other than the average itself, and parameters in host memory; ``Custom``
             takes no float64. The state keeps the values that a codec leaves out, and adds them to
-            the next change; it keeps none of ``BF16``, ``FP8`` and ``Block``. It also keeps the
-            last Q of ``PowerSGD``, until ``resume``, which begins with a new one.
+            the next change. It also keeps the last Q of ``PowerSGD``, which ``resume`` gives to
+            ranks that are behind.
 
     Errors: InvalidArgumentError names the argument, its value and its bounds.
 
     Cost: an all-reduce of the parameters per round, of 4 bytes per element for 16-bit types. Memory
-    for one copy of the parameters, one more with momentum, one more where residuals are kept, and
+    for one copy of the parameters, one more with momentum, one more with a codec, and
     one of a fragment with ``delay``; none where ``outer`` is None and ``delay`` is 0. Copies of
     16-bit parameters are float32.
 
@@ -391,8 +389,8 @@ class LocalUpdates:
         return replace(state, pending=pending._replace(work=work, feedback=feedback))
 
     def _feedback(self, state: LocalState, pending: Pending) -> Feedback | None:
-        """A Feedback with copies of the fragment's residuals; None where none are kept."""
-        if self.compress is None or isinstance(self.compress, _ROUNDING):
+        """A Feedback with copies of the fragment's residuals; None without a codec."""
+        if self.compress is None:
             return None
         feedback = Feedback()
         # RandomK draws its places from it: equal on all ranks, and when a fragment is sent again.

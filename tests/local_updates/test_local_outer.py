@@ -13,7 +13,18 @@ from local_oracle import mean, oracle
 
 import pycoll
 from pycoll import InvalidArgumentError, PeerLostError
-from pycoll.compress import Custom, Feedback, PowerSGD, RandomK, Sign, Threshold, TopK
+from pycoll.compress import (
+    BF16,
+    FP8,
+    Block,
+    Custom,
+    Feedback,
+    PowerSGD,
+    RandomK,
+    Sign,
+    Threshold,
+    TopK,
+)
 from pycoll.optim import AdaComm, LocalState, LocalUpdates, PostLocal
 
 LR = 2.0**-3
@@ -244,9 +255,13 @@ def test_what_a_codec_leaves_out_of_a_round_is_sent_in_a_later_one(codec: Any, d
 
 
 @pytest.mark.parametrize("kind", [np.float32, np.float64])
-@pytest.mark.parametrize("codec", [PowerSGD(1), Sign(block=32), HALVES], ids=repr)
+@pytest.mark.parametrize(
+    "codec",
+    [PowerSGD(1), Sign(block=32), HALVES, BF16(), FP8(32), Block("int8", 32), Block("int4", 32)],
+    ids=repr,
+)
 def test_a_round_has_the_bits_of_an_all_reduce_with_the_codec(codec: Any, kind: Any) -> None:
-    """With the residuals and factors of the rounds before, by fragments; factors begin anew."""
+    """With the residuals and factors of the rounds before, by fragments, also after a restart."""
     if isinstance(codec, Custom):
         kind = np.float32
     fragments = PARTS[2]
@@ -275,9 +290,6 @@ def test_a_round_has_the_bits_of_an_all_reduce_with_the_codec(codec: Any, kind: 
                 v[n] = np.asarray(v[n] * HEAVY["momentum"] + average, kind)
                 a[n] = np.asarray(a[n] - v[n] * HEAVY["lr"], kind)
                 x[n] = a[n].copy()
-            if step == 4:
-                for one in kept:
-                    one.load_state_dict({**one.state_dict(), "factors": {}})
         return x, [one for feedback in kept for one in feedback.residual]
 
     for (state, params), (x, held) in zip(
@@ -287,6 +299,36 @@ def test_a_round_has_the_bits_of_an_all_reduce_with_the_codec(codec: Any, kind: 
         same(list(state.residuals), held)
         assert any(one.any() for one in held)
         assert any(one is not None for one in state.factors) == isinstance(codec, PowerSGD)
+
+
+@pytest.mark.parametrize("loaded", ["all", "behind", "without"])
+def test_ranks_that_meet_have_the_same_factors(loaded: str) -> None:
+    """A rank that is behind takes them; where one lacks them, all begin anew."""
+
+    def run(comm: pycoll.Communicator) -> tuple[Any, Any, Arrays]:
+        updates = LocalUpdates(1, HEAVY, compress=PowerSGD(1))
+        params, state = updates.begin(start_of(np.float32), comm)
+        for step in range(1, 7):
+            before = (params, state)
+            params, state = updates.advance(curved(comm.rank, step, params), state)
+        if comm.rank == 1 and loaded == "behind":
+            params, state = before
+        saved = state.state_dict()
+        if comm.rank == 1 and loaded == "without":
+            del saved["factors"]
+        params, met = updates.resume(params, LocalState.load(saved), comm)
+        factors = met.factors
+        return state.factors, factors, updates.advance(curved(comm.rank, 7, params), met)[0]
+
+    found = world_in_threads(3).run(run)
+    wanted = [one for one in found[0][0] if one is not None]
+    assert wanted
+    for _, factors, params in found:
+        same(params, found[0][2])
+        if loaded == "without":
+            assert factors == ()
+        else:
+            same([one for one in factors if one is not None], wanted)
 
 
 def kept_of(codec: Any, x: Any, step: int) -> Any:
