@@ -2,8 +2,8 @@
 
     .venv/bin/python bench/compressed.py --hosts 4 --gigabit 1 --markdown bench/RESULTS.md
 
-The hosts are network namespaces (bench/hosts.py), so the benchmark needs root. One process on each
-runs all entrants in turns, so the same noise meets all of them. A time is that of the slowest rank.
+The hosts are network namespaces (bench/hosts.py), so the benchmark needs root. The ranks run all
+entrants in turns, so the same noise meets all of them. A time is that of the slowest rank.
 The table has the median rate in float32 bytes per second, and the median over rounds of float32's
 time divided by the entrant's. Codecs have feedback; results are checked against float32's.
 
@@ -55,7 +55,8 @@ Rounds = dict[str, list[Round]]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--hosts", type=int, default=4, help="hosts with a rank each")
+    parser.add_argument("--hosts", type=int, default=4)
+    parser.add_argument("--per-host", type=int, default=1, help="ranks on each host")
     parser.add_argument("--gigabit", type=int, default=1, choices=(1, 10), help="rate of a cable")
     parser.add_argument("--mib", type=float, default=16, help="MiB of float32 on each rank")
     parser.add_argument("--rounds", type=int, default=7)
@@ -75,7 +76,7 @@ def measured(hosts: Hosts, given: argparse.Namespace) -> Rounds:
     """The rounds of each entrant."""
     size = ["--mib", str(given.mib), "--rounds", str(given.rounds)]
     line = [sys.executable, __file__, "--worker", *size]
-    text = told_by_rank_0(hosts, line, _WAIT_S, {"OMP_NUM_THREADS": "1"})
+    text = told_by_rank_0(hosts, line, _WAIT_S, {"OMP_NUM_THREADS": "1"}, given.per_host)
     found: dict[str, list[tuple[float, int]]] = json.loads(text.splitlines()[-1])
     return {name: [Round(*one) for one in rounds] for name, rounds in found.items()}
 
@@ -85,7 +86,8 @@ def tell(given: argparse.Namespace, rounds: Rounds) -> None:
     nbytes = given.mib * 2**20
     cable = (ONE_GIGABIT if given.gigabit == 1 else TEN_GIGABIT).bytes_per_s
     cores = len(os.sched_getaffinity(0))
-    scene = f"{given.hosts} hosts, {given.gigabit} Gb/s, {given.mib:g} MiB of float32"
+    ranks = "" if given.per_host == 1 else f" of {given.per_host} ranks"
+    scene = f"{given.hosts} hosts{ranks}, {given.gigabit} Gb/s, {given.mib:g} MiB of float32"
     print(f"# {scene}")
 
     def ratio(slow: str, fast: str) -> float:
@@ -111,9 +113,9 @@ def tell(given: argparse.Namespace, rounds: Rounds) -> None:
         print(f"# {note}")
     if given.markdown is not None:
         what = (
-            f"all_reduce with avg, a rank on each host, {cores} cores for all hosts, "
-            f"{given.rounds} rounds in turns, medians. `link`: the bytes of the busiest cable at "
-            "its rate."
+            f"all_reduce with avg, ranks on each host: {given.per_host}, {cores} cores for all "
+            f"hosts, {given.rounds} rounds in turns, medians. `link`: the bytes of the busiest "
+            "cable at its rate."
         )
         told = "; ".join(notes) + "."
         lines = [page.origin(), "", what, "", *page.table(_HEAD, rows), "", told]

@@ -113,22 +113,27 @@ def _mpich(names: str, ranks: int, agent: Path, worker: list[str]) -> list[str]:
 
 
 def told_by_rank_0(
-    hosts: Hosts, line: Sequence[str], wait_s: float, settings: Mapping[str, str]
+    hosts: Hosts,
+    line: Sequence[str],
+    wait_s: float,
+    settings: Mapping[str, str],
+    per_host: int = 1,
 ) -> str:
-    """Run a rank of pycoll on each host by the same command, and return what rank 0 prints.
+    """Run ranks of pycoll on each host by the same command, and return what rank 0 prints.
 
     ``wait_s``: the most seconds for rank 0, and for the others after it. Raises SystemExit where a
     rank fails.
     """
-    places = places_of("pycoll", hosts.addresses[0], DEVICE, len(hosts.names))
+    size = len(hosts.names) * per_host
+    places = places_of("pycoll", hosts.addresses[0], DEVICE, size)
     ranks = [
         subprocess.Popen(
-            hosts.on(rank, line),
-            env={**os.environ, **settings, **places(rank, 0)},
+            hosts.on(rank // per_host, line),
+            env={**os.environ, **settings, **places(rank, rank % per_host)},
             stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
             text=True,
         )
-        for rank in range(len(hosts.names))
+        for rank in range(size)
     ]
     try:
         text = ranks[0].communicate(timeout=wait_s)[0]

@@ -31,6 +31,11 @@ class Moves(TypedDict, total=False):
     algorithm: str | None
     stream: Any
 
+class Exchanges(Moves, total=False):
+    """The options of all_to_all."""
+
+    lengths: Sequence[Sequence[int]] | None
+
 class Reduces(Moves, total=False):
     """The options of collectives that reduce."""
 
@@ -743,7 +748,7 @@ class AllToAll(Call, Protocol):
         *,
         out: None = None,
         async_op: Literal[False] = False,
-        **options: Unpack[Moves],
+        **options: Unpack[Exchanges],
     ) -> _X: ...
     @overload
     def __call__(
@@ -753,7 +758,7 @@ class AllToAll(Call, Protocol):
         *,
         out: None = None,
         async_op: Literal[True],
-        **options: Unpack[Moves],
+        **options: Unpack[Exchanges],
     ) -> Work[_X]: ...
     @overload
     def __call__(
@@ -763,7 +768,7 @@ class AllToAll(Call, Protocol):
         *,
         out: _Out,
         async_op: Literal[False] = False,
-        **options: Unpack[Moves],
+        **options: Unpack[Exchanges],
     ) -> _Out: ...
     @overload
     def __call__(
@@ -773,7 +778,7 @@ class AllToAll(Call, Protocol):
         *,
         out: _Out,
         async_op: Literal[True],
-        **options: Unpack[Moves],
+        **options: Unpack[Exchanges],
     ) -> Work[_Out]: ...
     @overload
     def __call__(
@@ -783,7 +788,7 @@ class AllToAll(Call, Protocol):
         *,
         out: Any = None,
         async_op: bool,
-        **options: Unpack[Moves],
+        **options: Unpack[Exchanges],
     ) -> _X | Work[_X]: ...
     def bind(
         self,
@@ -792,7 +797,7 @@ class AllToAll(Call, Protocol):
         *,
         out: Any = None,
         async_op: bool = False,
-        **options: Unpack[Moves],
+        **options: Unpack[Exchanges],
     ) -> BoundCall[Any]: ...
 
 class Barrier(Call, Protocol):

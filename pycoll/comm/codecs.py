@@ -35,6 +35,12 @@ class Coding(NamedTuple):
         """Return the codec that requests take."""
         return _core.Codec(self.kind, self.block, self.stochastic, self.seed)
 
+    @property
+    def ratio(self) -> float:
+        """The bytes of codes for each byte of float32, in long messages."""
+        values = 1 << 20
+        return float(self.native().nbytes(values)) / (4 * values)
+
     def segment_bytes(self, least: int, chunk: int) -> int:
         """Return the bytes of values in a segment of data that travels as codes only.
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from pycoll import _core
 from pycoll.arrays.device_view import Where
 from pycoll.arrays.host_arrays import NUMPY, Framework
@@ -58,9 +60,8 @@ class Moving(Core):
         ``x``: an array with the same shape and dtype on all ranks; only the root's values count.
         ``root``: the sending rank, from 0 to size - 1, the same on all ranks. ``out``: None for a
         new array, an array of the shape and dtype of x, or x itself. ``compress``, ``feedback``: as
-        in all_reduce, but not ``RandomK``; the root encodes its values once, and all ranks, the
-        root included, get what the codes decode to. The other arguments are those of all
-        collectives, see Communicator.
+        in all_reduce; the root encodes its values once, and all ranks, the root included, get what
+        the codes decode to. The other arguments are those of all collectives, see Communicator.
 
         Returns an array with the shape and dtype of x, or ``out``; with ``async_op``, a Work of
         that.
@@ -118,9 +119,9 @@ class Moving(Core):
         dimension of each rank, the same sequence on all ranks; None lets the ranks exchange their
         first dimensions beforehand, also with ``async_op``. ``out``: an array with the rows of all
         ranks; on the host x may be this rank's rows of it, and the rest of ``out`` is not read.
-        ``compress``, ``feedback``: as in all_reduce, but not ``RandomK``; each rank encodes its
-        rows once, and all ranks, itself included, get what the codes decode to. The other arguments
-        are those of all collectives, see Communicator.
+        ``compress``, ``feedback``: as in all_reduce; each rank encodes its rows once, and all
+        ranks, itself included, get what the codes decode to. The other arguments are those of all
+        collectives, see Communicator.
 
         Returns an array with the rows of all ranks and the dtype of x, or ``out``; with
         ``async_op``, a Work of that.
@@ -293,6 +294,7 @@ class Moving(Core):
         x: Any,
         splits: Sequence[int] | None = None,
         *,
+        lengths: Sequence[Sequence[int]] | None = None,
         out: Any = None,
         algorithm: str | None = None,
         async_op: bool = False,
@@ -304,8 +306,9 @@ class Moving(Core):
         same on all ranks. ``splits``: one number of rows per rank, with the sum ``len(x)``; rank r
         gets the next ``splits[r]`` rows. With None every rank gets an equal share; then size must
         divide ``len(x)``, and the shape of x must be the same on all ranks. Either all ranks pass
-        ``splits`` or none does. ``out``: memory apart from x. The other arguments are those of all
-        collectives, see Communicator.
+        ``splits`` or none does. ``lengths``: where all ranks know them, the ``splits`` of all
+        ranks, one sequence for each rank, the same on all ranks; then ``splits`` is None. ``out``:
+        memory apart from x. The other arguments are those of all collectives, see Communicator.
 
         Returns the joined rows, with the trailing dimensions and dtype of x, or ``out``; with
         ``async_op``, a Work of that.
@@ -313,15 +316,19 @@ class Moving(Core):
         Raises the errors of all collectives, see Communicator.
 
         Cost: every rank sends the rows of x for the other ranks. With ``splits`` the ranks exchange
-        them beforehand, also with ``async_op``. Algorithms: direct exchange, and Bruck et al. 1997
-        for short messages.
+        them beforehand, also with ``async_op``; with ``lengths`` they do not. Algorithms: direct
+        exchange, and Bruck et al. 1997 for short messages.
 
         >>> comm.all_to_all(np.array([0, 1]) + 10 * comm.rank)  # on 2 ranks; this is rank 1
         array([ 1, 11])
         """
         framework, source = input_of(x, out)
         need_axis(source.shape, "all_to_all")
-        incoming, counts = self._exchanged_rows(source, splits)
+        if lengths is None:
+            incoming, counts = self._exchanged_rows(source, splits)
+        else:
+            incoming, counts = self._known_rows(source, splits, lengths)
+        is_equal = splits is None and lengths is None
         shape = with_rows(source.shape, incoming)
         memory, target = self._memory(framework, x, source, shape, source.dtype, out)
         total = sum(counts)
@@ -333,9 +340,9 @@ class Moving(Core):
             total // self.size * ITEM_BYTES[source.dtype],
             algorithm,
             None,
-            (splits is not None, *source.shape[1:]),
+            (not is_equal, *source.shape[1:]),
         )
-        if splits is None:
+        if is_equal:
             prepared = prepared.of_array(source.shape)
         ends = Ends(framework, source, memory, target)
         return self._run(prepared, ends, x, out, counts, async_op, stream)
@@ -434,6 +441,31 @@ class Moving(Core):
         own = signature(source.dtype, source.shape) + mine
         lines = self._all_gather_numbers(own, "all_to_all")
         agreed_rows(lines, "all_to_all")
-        table = [line[SIGNATURE_LENGTH:] for line in lines]
+        return self._blocks([line[SIGNATURE_LENGTH:] for line in lines], source)
+
+    def _known_rows(
+        self, source: _core.BufferView, splits: Any, lengths: Sequence[Sequence[int]]
+    ) -> tuple[int, list[int]]:
+        """Return the same from the ``splits`` of all ranks."""
+        if splits is not None:
+            raise InvalidArgumentError("splits and lengths mean the same: pass one of them")
+        if not isinstance(lengths, Sequence | np.ndarray) or len(lengths) != self.size:
+            raise InvalidArgumentError(
+                f"lengths is {lengths!r}: expected {self.size} sequences, the splits of each rank"
+            )
+        table = [
+            check_rows(line, f"lengths[{rank}]", self.size) for rank, line in enumerate(lengths)
+        ]
+        rows = source.shape[0]
+        if sum(table[self.rank]) != rows:
+            raise InvalidArgumentError(
+                f"lengths[{self.rank}] adds up to {sum(table[self.rank])}, but x has {rows} rows"
+            )
+        return self._blocks(table, source)
+
+    def _blocks(
+        self, table: Sequence[Sequence[int]], source: _core.BufferView
+    ) -> tuple[int, list[int]]:
+        """Return the rows that this rank receives, and the elements of each block of all ranks."""
         counts = [n for line in table for n in elements(line, source.shape)]
         return sum(line[self.rank] for line in table), counts

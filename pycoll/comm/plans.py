@@ -192,7 +192,7 @@ class Plans:
             nbytes,
             algorithm,
             deterministic,
-            coding is not None,
+            coding,
         )
         plan = self._plan(collective, name, root, nbytes, coding is not None)
         user = reduction if reduction is not None and reduction.function is not None else None
@@ -217,12 +217,16 @@ class Plans:
         nbytes: int,
         algorithm: str | None,
         deterministic: bool,
-        is_coded: bool = False,
+        coding: Coding | None = None,
     ) -> str:
-        """Return the caller's algorithm after a check, or the choice of the cost model."""
+        """Return the caller's algorithm after a check, or the choice of the cost model.
+
+        With a codec the model counts the bytes of codes where these travel.
+        """
+        is_coded = coding is not None
         needs = _Needs.of(dtype, reduction, root, deterministic)._replace(is_coded=is_coded)
         if algorithm is None:
-            return self._choose(collective, nbytes, needs)
+            return self._choose(collective, nbytes, needs, 1.0 if coding is None else coding.ratio)
         if not isinstance(algorithm, str):
             raise InvalidArgumentError(f"algorithm is {algorithm!r}: expected a name or None")
         found = lookup(collective, algorithm)
@@ -239,7 +243,9 @@ class Plans:
             )
         return algorithm
 
-    def _choose(self, collective: Collective, nbytes: int, needs: _Needs) -> str:
+    def _choose(
+        self, collective: Collective, nbytes: int, needs: _Needs, ratio: float = 1.0
+    ) -> str:
         if needs.is_coded:
             return choose_coded(
                 collective,
@@ -247,6 +253,7 @@ class Plans:
                 nbytes,
                 deterministic=needs.rank_ordered,
                 parameters=self.parameters,
+                ratio=ratio,
             ).name
         names = self._names(collective, needs)
         choice = choose(collective, self.topology, nbytes, among=names, parameters=self.parameters)

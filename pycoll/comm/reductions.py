@@ -207,7 +207,7 @@ class Reducing(Core):
         sequence on all ranks, with the sum ``len(x)``; rank r gets the next ``splits[r]`` rows.
         With None every rank gets ``len(x) // size`` rows, and the lowest ranks get one more each
         where size does not divide ``len(x)``. ``out``: memory apart from x. ``compress``,
-        ``feedback``: as in all_reduce, but not ``RandomK``; each rank folds its rows in full
+        ``feedback``: as in all_reduce; each rank folds its rows in full
         precision, and they are not encoded again. The other arguments are those of all collectives,
         see Communicator.
 

@@ -13,7 +13,8 @@ The modules, bottom up:
     dense       codecs of which the executor has kernels; ``native()`` describes them
     feedback    residuals and velocities
     operands    the arrays of a call, on one axis
-    exchange    agreement on codecs; bytes to the owners of parts and back
+    coded_exchange  agreement on codecs; bytes to the owners of parts and back
+    host_sums   which ranks encode, and the sums of the ranks of a host
     moved_codes broadcast, all_gather and reduce_scatter of codecs without kernels
     composed    codecs whose collectives are sequences of other collectives:
     sparse      codecs of places and values

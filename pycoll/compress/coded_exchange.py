@@ -1,10 +1,13 @@
 """The exchanges of collectives that are composed: agreement, bytes to owners, bytes from owners.
 
-A two-shot all_reduce cuts the values into one part per rank, its owner:
+A two-shot all_reduce cuts the values into parts, each of which has an owner:
 
-    agree          all ranks pass the same codec and arrays, and how many bytes go to each owner
     to_owners      each owner gets the codes of its part from all ranks, and folds them
     from_owners    all ranks get the codes of the folded parts
+
+Each of them begins with a message that has one length on all ranks. It has a head, which tells the
+lengths of codes and compares the arguments of the ranks, and room for the codes themselves. Codes
+that exceed the room follow in a second message, whose lengths all ranks then know.
 
 A rank whose codec raises tells the others with the next of these exchanges, so all ranks raise.
 """
@@ -14,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -26,6 +30,12 @@ from pycoll.errors import InvalidArgumentError, MismatchError, PycollError, Redu
 
 #: The bytes of a description that an error shows.
 _TEXT_BYTES = 200
+#: The bytes of codes that travel behind a head, for one rank and for all of them.
+_ROOM_BYTES = 1024
+_ROOM_BYTES_OF_ALL = 32 << 10
+_WORD_BYTES = 8
+#: The codes of a rank that sends none.
+NO_CODES = np.empty(0, np.uint8)
 
 
 class ComposedWork:
@@ -57,6 +67,22 @@ class ComposedWork:
                 return self._result
 
 
+class _EndedWork:
+    """The Work of an exchange that has no second message."""
+
+    def __init__(self) -> None:
+        self._ended_s = time.perf_counter()
+
+    def done(self) -> bool:
+        return True
+
+    def ended_s(self) -> float:
+        return self._ended_s
+
+    def wait(self, timeout: float | None = None) -> Array:
+        return NO_CODES
+
+
 @contextlib.contextmanager
 def named(operation: str) -> Iterator[None]:
     """Put the name of the user's call into errors of the exchanges."""
@@ -79,41 +105,63 @@ def agree(comm: Any, name: str, facts: Sequence[Any], lengths: Sequence[int] = (
     All ranks pass equally many lengths. Raises MismatchError on all ranks where facts differ; it
     names the ranks that differ from most others. The communicator stays usable.
     """
-    text = f"{name} of {', '.join(map(str, facts))}"
-    told = text.encode()
-    digest = hashlib.blake2b(told, digest_size=8).digest()
-    mine = np.array([[int.from_bytes(digest, "little", signed=True), *lengths]], np.int64)
-    rows = comm.all_gather(mine, lengths=[1] * comm.size)
-    if (rows[:, 0] == rows[0, 0]).all():
-        return rows[:, 1:]
-    line = np.zeros((1, _TEXT_BYTES), np.uint8)
-    shown = np.frombuffer(told[:_TEXT_BYTES], np.uint8)
-    line[0, : len(shown)] = shown
-    lines = comm.all_gather(line, lengths=[1] * comm.size)
-    texts = [bytes(one).rstrip(b"\0").decode(errors="replace") for one in lines]
-    tags = rows[:, 0].tolist()
-    # Of equally frequent descriptions, that of the lowest rank counts.
-    usual = Counter(tags).most_common(1)[0][0]
-    odd = [rank for rank, one in enumerate(tags) if one != usual]
-    first = tags.index(usual)
-    raise MismatchError(
-        f"ranks called with different arguments: rank {odd[0]} called {texts[odd[0]]}; rank "
-        f"{first} called {texts[first]}",
-        rank=odd[0],
-        ranks=odd,
-        operation=name,
-    )
+    told = _told(name, facts)
+    rows = comm.all_gather(np.array([[_tag(told), *lengths]], np.int64), lengths=[1] * comm.size)
+    _compare(comm, name, told, rows[:, 0].tolist())
+    return rows[:, 1:]
 
 
-def to_owners(comm: Any, codes: Sequence[Array], lengths: Array) -> list[Array]:
-    """Send ``codes[r]`` to each rank r, and return what each rank has sent here. Collective.
+def agree_first(comm: Any, name: str, facts: Sequence[Any]) -> None:
+    """Compare ``facts`` by the message that begins ``to_owners``. Collective.
 
-    ``lengths``: the bytes that each rank (row) sends to each rank (column).
+    So ranks that pass different codecs to one collective all begin with this message, and raise
+    MismatchError as in ``agree``.
     """
-    sent = np.concatenate([np.asarray(one, np.uint8) for one in codes])
-    received = comm.all_to_all(sent, [len(one) for one in codes])
-    ends = np.cumsum([0, *lengths[:, comm.rank]]).tolist()
-    return [received[ends[rank] : ends[rank + 1]] for rank in range(comm.size)]
+    to_owners(comm, name, facts, Encoded(lambda: ([NO_CODES] * comm.size, 0)))
+
+
+class Encoded:
+    """What a codec has made to be sent, or the error that it met, which the other ranks are told.
+
+    ``codes``: of one owner's part, or a list of those for each rank.
+    """
+
+    def __init__(self, make: Callable[[], tuple[Any, int]]) -> None:
+        """Run ``make``, which returns codes and the form that they have."""
+        self.error: Exception | None = None
+        self.codes: Any = None
+        self.form = 0
+        try:
+            self.codes, self.form = make()
+        except Exception as error:
+            self.error = error
+
+
+def to_owners(comm: Any, name: str, facts: Sequence[Any], mine: Encoded) -> list[Array]:
+    """Send ``mine.codes[r]`` to each rank r, and return what each rank has sent here. Collective.
+
+    It compares ``facts`` before, and raises as ``agree`` does. Raises the error of ``mine``; on
+    other ranks ReductionError that names the rank whose codec raised.
+    """
+    told, room = _told(name, facts), room_bytes(comm.size)
+    codes = [NO_CODES] * comm.size if mine.error is not None else mine.codes
+    head = np.array([_tag(told), mine.error is not None, *map(len, codes)], np.int64)
+    received = comm.all_to_all(np.stack([_slot(head, one, room) for one in codes]))
+    heads = _heads(received, len(head))
+    _compare(comm, name, told, heads[:, 0].tolist())
+    _raise_failures(mine, [(rank, -1) for rank in np.flatnonzero(heads[:, 1]).tolist()], name)
+    lengths = heads[:, 2:]
+    sent_here = lengths[:, comm.rank].tolist()
+    begin = head.nbytes
+    firsts = [line[begin : begin + n] for line, n in zip(received, sent_here, strict=True)]
+    rests = np.maximum(lengths - room, 0)
+    if not rests.any():
+        return firsts
+    later = comm.all_to_all(
+        np.concatenate([np.asarray(one, np.uint8)[room:] for one in codes]), lengths=rests.tolist()
+    )
+    cuts = np.cumsum(rests[:, comm.rank])[:-1]
+    return [_joined(*both) for both in zip(firsts, np.split(later, cuts), strict=True)]
 
 
 @contextlib.contextmanager
@@ -127,42 +175,111 @@ def codes_of(rank: int) -> Iterator[None]:
         ) from None
 
 
-class Reply:
-    """The codes of this owner's part, or the error that it met while it made them."""
+class Replies:
+    """The replies of all owners. ``work``: the Work of their second message; ``forms``: of each."""
 
-    def __init__(self, make: Callable[[], tuple[Array, int]]) -> None:
-        """Run ``make``, which returns bytes and the form that they have."""
-        self.error: Exception | None = None
-        try:
-            self.codes, self.form = make()
-        except Exception as error:
-            self.error, self.codes, self.form = error, np.empty(0, np.uint8), 0
+    def __init__(self, work: Any, forms: list[int], firsts: list[Array], rests: list[int]) -> None:
+        self.work, self.forms = work, forms
+        self._firsts, self._cuts = firsts, np.cumsum(rests)[:-1]
+
+    def codes(self, received: Array) -> list[Array]:
+        """Return the codes of each owner, from what ``work.wait()`` returns."""
+        later = np.split(received, self._cuts)
+        return [_joined(*both) for both in zip(self._firsts, later, strict=True)]
 
 
-def from_owners(comm: Any, reply: Reply, name: str) -> tuple[Any, list[tuple[slice, int]]]:
-    """Start to send this owner's reply to all ranks. Collective; it waits for the lengths.
+def from_owners(comm: Any, mine: Encoded, name: str) -> Replies:
+    """Start to send this owner's codes to all ranks. Collective; it waits for the first message.
 
-    Returns the Work of all bytes, and the place and form of each owner's codes among them. Raises
-    the error of ``reply``; on ranks without one, ReductionError that names the rank at fault: that
+    Raises the error of ``mine``; on other ranks ReductionError that names the rank at fault: that
     which sent codes that do not decode, or the owner whose codec raised.
     """
-    failed = reply.error is not None
+    failed, room = mine.error is not None, room_bytes(comm.size)
+    codes = NO_CODES if failed else mine.codes
     # The rank whose codes do not decode.
-    sender = reply.error.rank if isinstance(reply.error, ReductionError) else None
-    told = [len(reply.codes), reply.form, failed, -1 if sender is None else sender]
-    rows = comm.all_gather(np.array([told], np.int64), lengths=[1] * comm.size).tolist()
-    if reply.error is not None:
-        raise reply.error
-    bad = [(owner, row[3]) for owner, row in enumerate(rows) if row[2]]
-    if bad:
-        owner, at_fault = bad[0]
-        why = f"rank {at_fault} sent codes that do not decode: they reached rank {owner}"
-        if at_fault < 0:
-            why = f"the codec failed on rank {owner}, which raised an exception of its own"
-        ranks = sorted({one if one >= 0 else rank for rank, one in bad})
-        rank = owner if at_fault < 0 else at_fault
-        raise ReductionError(why, rank=rank, ranks=ranks, operation=name)
-    ends = np.cumsum([0, *(row[0] for row in rows)]).tolist()
-    places = [(slice(ends[r], ends[r + 1]), rows[r][1]) for r in range(comm.size)]
-    work = comm.all_gather(reply.codes, lengths=[row[0] for row in rows], async_op=True)
-    return work, places
+    sender = mine.error.rank if isinstance(mine.error, ReductionError) else None
+    head = np.array([len(codes), mine.form, failed, -1 if sender is None else sender], np.int64)
+    received = comm.all_gather(_slot(head, codes, room)[None], lengths=[1] * comm.size)
+    rows = _heads(received, len(head)).tolist()
+    _raise_failures(mine, [(owner, row[3]) for owner, row in enumerate(rows) if row[2]], name)
+    begin, lengths = head.nbytes, [row[0] for row in rows]
+    firsts = [line[begin : begin + n] for line, n in zip(received, lengths, strict=True)]
+    rests = [max(n - room, 0) for n in lengths]
+    work: Any = _EndedWork()
+    if any(rests):
+        rest = np.ascontiguousarray(codes[room:], np.uint8)
+        work = comm.all_gather(rest, lengths=rests, async_op=True)
+    return Replies(work, [row[1] for row in rows], firsts, rests)
+
+
+def _raise_failures(mine: Encoded, failed: list[tuple[int, int]], name: str) -> None:
+    """Raise the error of this rank, else one that names the ranks at fault; none without errors.
+
+    ``failed``: the ranks with errors, each with the rank that has sent it wrong codes, or -1.
+    """
+    if mine.error is not None:
+        raise mine.error
+    if not failed:
+        return
+    owner, at_fault = failed[0]
+    why = f"rank {at_fault} sent codes that do not decode: they reached rank {owner}"
+    if at_fault < 0:
+        why = f"the codec failed on rank {owner}, which raised an exception of its own"
+    ranks = sorted({one if one >= 0 else rank for rank, one in failed})
+    rank = owner if at_fault < 0 else at_fault
+    raise ReductionError(why, rank=rank, ranks=ranks, operation=name)
+
+
+def room_bytes(size: int) -> int:
+    """Return the bytes of codes that travel behind a head, a function of the ranks alone."""
+    return min(_ROOM_BYTES, _ROOM_BYTES_OF_ALL // size // _WORD_BYTES * _WORD_BYTES)
+
+
+def _slot(head: Array, codes: Array, room: int) -> Array:
+    """Return a head and the first codes behind it, a single axis of one length on all ranks."""
+    slot = np.zeros(head.nbytes + room, np.uint8)
+    slot[: head.nbytes] = head.view(np.uint8)
+    first = codes[:room]
+    slot[head.nbytes : head.nbytes + len(first)] = first
+    return slot
+
+
+def _heads(slots: Array, numbers: int) -> Array:
+    """Return the heads of some slots, a row of so many numbers each."""
+    heads = np.ascontiguousarray(slots[:, : _WORD_BYTES * numbers])
+    return heads.view(np.int64)
+
+
+def _joined(first: Array, later: Array) -> Array:
+    return np.concatenate([first, later]) if len(later) else first
+
+
+def _told(name: str, facts: Sequence[Any]) -> bytes:
+    return f"{name} of {', '.join(map(str, facts))}".encode()
+
+
+def _tag(told: bytes) -> int:
+    digest = hashlib.blake2b(told, digest_size=_WORD_BYTES).digest()
+    return int.from_bytes(digest, "little", signed=True)
+
+
+def _compare(comm: Any, name: str, told: bytes, tags: Sequence[int]) -> None:
+    """Raise MismatchError unless the tags of all ranks are equal. Collective where they are not."""
+    if all(tag == tags[0] for tag in tags):
+        return
+    line = np.zeros((1, _TEXT_BYTES), np.uint8)
+    shown = np.frombuffer(told[:_TEXT_BYTES], np.uint8)
+    line[0, : len(shown)] = shown
+    lines = comm.all_gather(line, lengths=[1] * comm.size)
+    texts = [bytes(one).rstrip(b"\0").decode(errors="replace") for one in lines]
+    # Of equally frequent descriptions, that of the lowest rank counts.
+    usual = Counter(tags).most_common(1)[0][0]
+    odd = [rank for rank, one in enumerate(tags) if one != usual]
+    first = tags.index(usual)
+    raise MismatchError(
+        f"ranks called with different arguments: rank {odd[0]} called {texts[odd[0]]}; rank "
+        f"{first} called {texts[first]}",
+        rank=odd[0],
+        ranks=odd,
+        operation=name,
+    )

@@ -6,6 +6,8 @@ from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+import numpy as np
+
 from pycoll.compress import moved_codes
 from pycoll.compress.codec import Array, Codec
 from pycoll.compress.coded_exchange import ComposedWork, named
@@ -23,8 +25,8 @@ class ComposedCodec(Codec):
 
     #: Whether it takes float64.
     wide: ClassVar[bool] = True
-    #: Whether ``encode`` suits blocks of calls in turn, as other collectives than all_reduce need.
-    encodes_blocks: ClassVar[bool] = True
+    #: Whether it sends some places of an array, whose velocities masking clears.
+    sends_places: ClassVar[bool] = False
 
     def all_reduce(
         self,
@@ -57,6 +59,7 @@ class ComposedCodec(Codec):
                     f"stream is {stream!r}: compress takes arrays in host memory, which have none"
                 )
             given = Operands(x, out, op, feedback, self.wide)
+            self.check_feedback(feedback)
             if feedback is not None:
                 feedback.check_free()
             if feedback is not None and feedback.warms:
@@ -76,8 +79,26 @@ class ComposedCodec(Codec):
         return work if async_op else work.wait()
 
     def encode_block(self, x: Any, step: int) -> Array:
-        """Return the codes of a block in call number ``step`` of a Feedback."""
+        """Return the codes of a block in call number ``step`` of a Feedback.
+
+        ``x``: float32, or float64 where the codec is ``wide``.
+        """
         return self.encode(x)
+
+    def decode_block(self, codes: Any, count: int, kind: np.dtype[Any]) -> Array:
+        """Return the ``count`` values of a block of this type, on one axis."""
+        return self.decode(codes, count)
+
+    def places_of(self, codes: Any, count: int, kind: np.dtype[Any]) -> Array | None:
+        """Return the places of a block that codes send, or None where these send all of it."""
+        return None
+
+    def warmed(self, feedback: Feedback) -> ComposedCodec:
+        """Return the codec of the next call: with another density during the warm-up."""
+        return self
+
+    def check_feedback(self, feedback: Feedback | None) -> None:
+        """Raise InvalidArgumentError where a collective needs a Feedback and has none."""
 
     def broadcast(self, comm: Any, x: Any, root: int, **words: Any) -> Any:
         """Run ``comm.broadcast(x, root, compress=self)``; see there."""

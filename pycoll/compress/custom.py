@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 
 from pycoll.compress.codec import Array, as_bytes, as_float32
-from pycoll.compress.coded_exchange import Reply, agree, codes_of, from_owners, owned, to_owners
+from pycoll.compress.coded_exchange import NO_CODES, Encoded, codes_of, from_owners, to_owners
 from pycoll.compress.composed import ComposedCodec, Started
-from pycoll.compress.operands import Operands
+from pycoll.compress.host_sums import combined
+from pycoll.compress.operands import Operands, shifted
 from pycoll.errors import InvalidArgumentError
 from pycoll.types import whole
 
@@ -91,52 +92,62 @@ class Custom(ComposedCodec):
         """Run all exchanges but the last, which it starts.
 
         Each rank encodes the parts of the other owners. An owner folds decoded values and its own,
-        in rank order and in full precision, and encodes the result once. So the residual of its own
-        part is what this second encoding leaves out.
+        in the order of the ranks that encode and in full precision, and encodes the result once. So
+        the residual of its own part is what this second encoding leaves out.
         """
+        facts = [self, *given.facts()]
+        encoders = combined(comm, given, name, facts)
         given.correct()
         residuals = given.residuals()
-        parts = owned(len(given.values), comm.size)
-        codes = [
-            as_bytes(b"") if rank == comm.rank else self._encoded(given.values, residuals, part)
-            for rank, part in enumerate(parts)
-        ]
-        lengths = agree(comm, name, [self, *given.facts()], [len(one) for one in codes])
-        arrived = to_owners(comm, codes, lengths)
-        own = parts[comm.rank]
+        values, start, own = given.values, given.shard.start, encoders.own(comm)
+
+        def encode() -> list[Array]:
+            codes = [NO_CODES] * comm.size
+            for owner in encoders.column:
+                if owner != comm.rank:
+                    part = shifted(encoders.parts[owner], -start)
+                    codes[owner] = self._encoded(values[part], residuals, part)
+            return codes
+
+        arrived = to_owners(comm, name, facts, encoders.encoded(encode))
 
         def make() -> tuple[Array, int]:
-            folded = self._folded(arrived, given.values[own], comm.rank, given.mean)
-            whole_axis = np.empty_like(given.values)
-            whole_axis[own] = folded
-            return self._encoded(whole_axis, residuals, own), 0
+            if not encoders.column:
+                return NO_CODES, 0
+            part = shifted(own, -start)
+            folded = self._folded(arrived, encoders.column, comm.rank, values[part])
+            if given.mean:
+                folded = folded / np.float32(comm.size)
+            return self._encoded(folded, residuals, part), 0
 
-        work, replies = from_owners(comm, Reply(make), name)
+        replies = from_owners(comm, Encoded(make), name)
         given.keep(residuals)
 
         def values_of(received: Array) -> Array:
-            values = np.empty_like(given.values)
-            for owner, ((place, _), part) in enumerate(zip(replies, parts, strict=True)):
+            values = np.empty(given.ends[-1], given.kind)
+            found = replies.codes(received)
+            for owner in encoders.owners:
+                part = encoders.parts[owner]
                 with codes_of(owner):
-                    values[part] = self.decode(received[place], part.stop - part.start)
+                    values[part] = self.decode(found[owner], part.stop - part.start)
             return values
 
-        return work, values_of
+        return replies.work, values_of
 
     def _encoded(self, values: Array, residuals: Array | None, part: slice) -> Array:
-        """Encode a part of the values and of the residuals, which become what is left out."""
+        """Encode values and the residuals of their part, which become what is left out."""
         if residuals is None:
-            return self.encode(values[part])
-        wanted = values[part] + residuals[part]
+            return self.encode(values)
+        wanted = values + residuals[part]
         codes = self.encode(wanted)
         residuals[part] = wanted - self.decode(codes, len(wanted))
         return codes
 
-    def _folded(self, arrived: list[Array], own: Array, rank: int, mean: bool) -> Array:
-        """Return the sum or mean of an owner's part, in rank order."""
+    def _folded(self, arrived: list[Array], column: Sequence[int], rank: int, own: Array) -> Array:
+        """Return the sum of an owner's part, in the order of the ranks that encode it."""
         total: Array = None
-        for sender, codes in enumerate(arrived):
+        for sender in column:
             with codes_of(sender):
-                one = own if sender == rank else self.decode(codes, len(own))
+                one = own if sender == rank else self.decode(arrived[sender], len(own))
             total = one.copy() if total is None else total + one
-        return total / np.float32(len(arrived)) if mean else total
+        return total

@@ -99,6 +99,10 @@ class Feedback:
         self._spares: dict[int, Array] = {}
         #: The last Q of PowerSGD.
         self._factors: dict[int, Array] = {}
+        #: The values of an array that this rank encodes, where all memories above are 0 outside of
+        #: them: those of earlier calls, and those of the call that runs.
+        self._pieces: dict[int, slice] = {}
+        self._next_pieces: dict[int, slice] = {}
 
     @property
     def residual(self) -> Any:
@@ -140,6 +144,7 @@ class Feedback:
         for name in _FIELDS:
             saved = {int(number): np.array(one) for number, one in state[name].items()}
             setattr(self, f"_{name}", saved)
+        self._pieces, self._next_pieces = {}, {}
         self.step = int(state["step"])
 
     # For the collectives
@@ -157,15 +162,24 @@ class Feedback:
         """
         if not self._momentum:
             return x
-        before = self._kept(self._velocities, x.shape, x.dtype, number)
-        self._next[number] = velocity = before * x.dtype.type(self._momentum) + x
-        return velocity
+        whole_array = slice(0, x.size)
+        return self.corrected_piece(x, x.shape, number, whole_array).reshape(x.shape)
+
+    def corrected_piece(self, x: Array, shape: tuple[int, ...], number: int, piece: slice) -> Array:
+        """Do the same for a piece of an array of this ``shape``; return one axis."""
+        before = self._kept(self._velocities, shape, x.dtype, number)
+        self._next[number] = velocity = np.zeros(shape, x.dtype)
+        own = velocity.reshape(-1)[piece]
+        np.multiply(before.reshape(-1)[piece], x.dtype.type(self._momentum), out=own)
+        np.add(own, x.reshape(-1), out=own)
+        return own
 
     def memory(self, shape: tuple[int, ...], number: int = 0, dtype: Any = np.float32) -> Array:
         """Return the residual of an array, zeros at first, for the collective to change.
 
         Raises InvalidArgumentError where calls before had another shape or dtype.
         """
+        self._forget_piece(number)
         return self._kept(self._residuals, shape, np.dtype(dtype), number)
 
     def on_device(
@@ -180,17 +194,22 @@ class Feedback:
         found = kept.get(number)
         if found is not None:
             self._check(found, shape, np.dtype(np.float32))
+        self._forget_piece(number)
         kept[number] = moved = move(found)
         return moved
 
     def check_free(self) -> None:
-        """Raise InvalidArgumentError while a call's Work is still to be waited for."""
+        """Begin a call: raise InvalidArgumentError while a Work is still to be waited for.
+
+        What a call before has noted that failed is forgotten.
+        """
         if self._serving is not None and self._serving.is_under_way():
             raise InvalidArgumentError(
                 f"feedback serves a call with async_op whose Work has not been waited for (call "
                 f"{self.step}): wait for that Work first, or pass another Feedback"
             )
         self._serving = None
+        self._next, self._next_pieces = {}, {}
 
     def serve(
         self,
@@ -207,15 +226,38 @@ class Feedback:
         self._serving = serving
         return work
 
-    def spare(self, number: int = 0) -> Array:
-        """Return memory for the next residual of an array that has one; its values are undefined.
+    def pair(
+        self, shape: tuple[int, ...], number: int, dtype: Any, piece: slice
+    ) -> tuple[Array, Array]:
+        """Return the residual of a piece of an array, and memory for the next one.
 
-        ``replace`` makes it the residual. A call that fails does not, and so changes nothing.
+        One axis each. ``replace`` makes the second one the residual, and nothing else changes: a
+        call that fails does not.
         """
-        kept = self._residuals[number]
+        kept = self._kept(self._residuals, shape, np.dtype(dtype), number)
         found = self._spares.get(number)
         if found is None or found.shape != kept.shape or found.dtype != kept.dtype:
-            found = self._spares[number] = np.empty(kept.shape, kept.dtype)
+            found = self._spares[number] = np.zeros(kept.shape, kept.dtype)
+        if (piece.start, piece.stop) == (0, kept.size):
+            self._forget_piece(number)
+        return kept.reshape(-1)[piece], found.reshape(-1)[piece]
+
+    def strays(self, shape: tuple[int, ...], number: int, dtype: Any, piece: slice) -> Array | None:
+        """Return what calls before have left outside of the piece that this rank encodes now.
+
+        One axis, zeros in the piece; None where nothing is left. The caller sends it another way,
+        and ``ended()`` forgets it. Raises InvalidArgumentError as ``memory`` does.
+        """
+        kept = self._kept(self._residuals, shape, np.dtype(dtype), number)
+        before = self._pieces.get(number, slice(0, kept.size))
+        self._next_pieces[number] = piece
+        if piece.start <= before.start and before.stop <= piece.stop:
+            return None
+        found = kept.reshape(-1).copy()
+        if self._momentum:
+            velocity = self._kept(self._velocities, shape, np.dtype(dtype), number)
+            found += velocity.reshape(-1) * found.dtype.type(self._momentum)
+        found[piece] = 0
         return found
 
     def replace(self, number: int = 0) -> None:
@@ -229,11 +271,19 @@ class Feedback:
         A call may later keep it elsewhere: ``memory`` returns where it is.
         """
         self._residuals[number] = residual
+        self._forget_piece(number)
 
     def ended(self) -> None:
         """Count a call that has sent its data."""
         self._velocities.update(self._next)
-        self._next = {}
+        for number, piece in self._next_pieces.items():
+            if self._pieces.get(number) != piece:
+                for kept in (self._residuals, self._spares, self._velocities):
+                    if number in kept:
+                        kept[number].reshape(-1)[: piece.start] = 0
+                        kept[number].reshape(-1)[piece.stop :] = 0
+            self._pieces[number] = piece
+        self._next, self._next_pieces = {}, {}
         self.step += 1
 
     def mask(self, places: Array, number: int = 0) -> None:
@@ -259,6 +309,11 @@ class Feedback:
     def keep_factor(self, q: Array, number: int = 0) -> None:
         """Keep the Q of an array for the next call."""
         self._factors[number] = q
+
+    def _forget_piece(self, number: int) -> None:
+        """Note that all of an array's memory may hold values, and that this rank encodes all."""
+        self._pieces.pop(number, None)
+        self._next_pieces.pop(number, None)
 
     @staticmethod
     def _kept(

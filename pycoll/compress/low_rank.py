@@ -10,7 +10,7 @@ import numpy as np
 
 from pycoll import _core
 from pycoll.compress.codec import Array, as_bytes, as_float32, wrong_length
-from pycoll.compress.coded_exchange import agree
+from pycoll.compress.coded_exchange import agree_first
 from pycoll.compress.composed import ComposedCodec, Started
 from pycoll.compress.dense import check_seed
 from pycoll.compress.operands import Operands
@@ -62,7 +62,7 @@ class PowerSGD(ComposedCodec):
 
     def encode(self, x: Any) -> Array:
         """Return rows, columns, rank, P and Q of an array, as one axis of uint8."""
-        return self.encode_block(x, 0)
+        return self.encode_block(as_float32(x).reshape(np.shape(x)), 0)
 
     def encode_block(self, x: Any, step: int) -> Array:
         """Do the same for call number ``step``, which has a first Q of its own.
@@ -71,28 +71,31 @@ class PowerSGD(ComposedCodec):
         and residuals would never be sent.
         """
         shape = np.shape(x)
-        values = as_float32(x)
+        values = np.ascontiguousarray(x).reshape(-1)
         if not self.shrinks(shape):
             head = np.array([1, len(values), 0], np.uint32)
             return np.concatenate([head.view(np.uint8), values.view(np.uint8)])
         matrix = values.reshape(shape[0], -1)
-        p = orthonormal(matrix @ self.first_q(matrix.shape[1], step))
+        p = orthonormal(matrix @ self.first_q(matrix.shape[1], step).astype(values.dtype))
         q = np.ascontiguousarray(matrix.T @ p)
         head = np.array([*matrix.shape, self.rank], np.uint32)
         return np.concatenate([one.reshape(-1).view(np.uint8) for one in (head, p, q)])
 
     def decode(self, codes: Any, count: int) -> Array:
         """Return the ``count`` float32 values of some codes, on one axis."""
+        return self.decode_block(codes, whole("count", count, 0), np.dtype(np.float32))
+
+    def decode_block(self, codes: Any, count: int, kind: np.dtype[Any]) -> Array:
+        """Return the ``count`` values of a block of this type, on one axis."""
         given = as_bytes(codes)
-        whole("count", count, 0)
         if len(given) < 4 * _HEAD:
             raise wrong_length(self, len(given), count, f"at least {4 * _HEAD}")
         rows, columns, rank = given[: 4 * _HEAD].view(np.uint32).tolist()
         numbers = rank * (rows + columns) if rank else columns
         shape_fits = rows * columns == count and (rank == self.rank or (rank == 0 and rows == 1))
-        if not shape_fits or len(given) != 4 * (_HEAD + numbers):
+        if not shape_fits or len(given) != 4 * _HEAD + kind.itemsize * numbers:
             raise wrong_length(self, len(given), count, "those of encode")
-        floats = np.frombuffer(given[4 * _HEAD :].tobytes(), np.float32)
+        floats = np.frombuffer(given[4 * _HEAD :].tobytes(), kind)
         if not rank:
             return floats.copy()
         p, q = floats[: rows * rank].reshape(rows, rank), floats[rows * rank :]
@@ -109,7 +112,7 @@ class PowerSGD(ComposedCodec):
         given.correct()
         call = _Call(self, given)
         step = 0 if given.feedback is None else given.feedback.step
-        agree(comm, name, [self, *given.facts(), f"step {step}"])
+        agree_first(comm, name, [self, *given.facts(), f"step {step}"])
         word = "avg" if given.mean else "sum"
         call.take_p(comm.all_reduce(call.first_message(), word, deterministic=deterministic))
         work = comm.all_reduce(
@@ -153,7 +156,7 @@ class _Call:
             views = [given.source(number), _core.view(rests)]
             _core.combine(_core.view(sums), views, ReduceOp.SUM, _core.isas()[-1])
             return sums
-        values = given.values[given.ends[number] : given.ends[number + 1]]
+        values = given.own(number)
         return values if rests is None else np.add(values, rests, out=sums)
 
     def first_message(self) -> Array:

@@ -4,7 +4,8 @@
     all_gather        each rank encodes its rows once; all ranks decode all rows
     reduce_scatter    each rank encodes the rows of each other rank, which folds them in rank order
 
-Values are float32 in between. A rank whose codec raises tells the others, so all ranks raise.
+Values are float32 in between, or float64 where the arrays are. A rank whose codec raises tells the
+others, so all ranks raise.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ from pycoll import _core
 from pycoll.arrays.device_view import DeviceView
 from pycoll.arrays.registry import input_of, output_view
 from pycoll.arrays.rows import check_rows, elements, need_axis, split_rows, with_rows
-from pycoll.compress.codec import Array, as_bytes
+from pycoll.compress.codec import Array
 from pycoll.compress.coded_exchange import (
+    NO_CODES,
     ComposedWork,
-    Reply,
+    Encoded,
     agree,
     codes_of,
     from_owners,
@@ -36,84 +38,104 @@ if TYPE_CHECKING:
     from pycoll.compress.composed import ComposedCodec
 
 #: Types of arrays; those of 16 bits are widened, which is exact, and results are rounded once.
-_FLOATS = (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32)
+_FLOATS = (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64)
 
 
 class Moved:
-    """One call: its array as float32, its residual, and the memory of its result.
+    """One call: its values, its residual, and the memory of its result.
 
     ``words``: the arguments of the call besides the array; see ``run``. Raises
     InvalidArgumentError for what the codec does not take.
     """
 
     def __init__(self, codec: ComposedCodec, comm: Any, name: str, x: Any, words: Any) -> None:
-        self.codec, self.comm, self.name = codec, comm, name
+        self.comm, self.name = comm, name
         self._x, self._out = x, words["out"]
         self._framework, self._view = input_of(x, self._out)
         self.feedback: Feedback | None = words["feedback"]
-        self._check(words)
+        self._check(codec, words)
+        self.codec = codec if self.feedback is None else codec.warmed(self.feedback)
+        self.step = 0 if self.feedback is None else self.feedback.step
         self.shape = tuple(self._view.shape)
         self.word = DType(self._view.dtype).word
         self.item_bytes = ITEM_BYTES[self._view.dtype]
         given = np.empty(self.shape, numpy_dtype(self._view.dtype))
         _core.pack([self._view], _core.view(given))
-        self.values: Array = np.asarray(given, np.float32)
+        is_wide = self._view.dtype == DType.FLOAT64
+        self.kind = np.dtype(np.float64 if is_wide else np.float32)
+        self.values: Array = np.asarray(given, self.kind)
+        if self.feedback is not None and self.feedback.momentum:
+            # A copy, since masking clears entries of the velocity before the values are folded.
+            self.values = self.feedback.corrected(self.values).copy()
 
-    def _check(self, words: Any) -> None:
-        if not self.codec.encodes_blocks:
-            raise InvalidArgumentError(
-                f"compress is {self.codec!r}, which has all_reduce only: this collective takes "
-                "codecs that keep every element, BF16, FP8, Block and Sign, and TopK, Threshold, "
-                "PowerSGD and Custom"
-            )
+    def _check(self, codec: ComposedCodec, words: Any) -> None:
         for word in ("algorithm", "stream"):
             if words[word] is not None:
                 raise InvalidArgumentError(
-                    f"{word} is {words[word]!r} and compress is {self.codec!r}, which runs several "
+                    f"{word} is {words[word]!r} and compress is {codec!r}, which runs several "
                     f"collectives in host memory: leave {word} out"
                 )
         if isinstance(self._view, DeviceView):
             raise InvalidArgumentError(
-                f"x is on {self._view.device}: {self.codec!r} takes arrays in host memory; copy it "
+                f"x is on {self._view.device}: {codec!r} takes arrays in host memory; copy it "
                 "to the host, or leave compress out"
             )
-        if self._view.dtype not in _FLOATS:
-            raise wrong_type("x", self._view.dtype, _FLOATS)
-        if self.feedback is None:
-            return
-        if not isinstance(self.feedback, Feedback):
+        taken = _FLOATS if codec.wide else _FLOATS[:3]
+        if self._view.dtype not in taken:
+            raise wrong_type("x", self._view.dtype, taken)
+        if self.feedback is not None and not isinstance(self.feedback, Feedback):
             raise InvalidArgumentError(
                 f"feedback is {self.feedback!r}: expected a pycoll.compress.Feedback, or None"
             )
-        if self.feedback.momentum or self.feedback.warms:
+        codec.check_feedback(self.feedback)
+        if self.feedback is None:
+            return
+        if self.feedback.momentum and self.name != "reduce_scatter":
             raise InvalidArgumentError(
-                f"feedback has momentum or a warm-up, and compress is {self.codec!r}: of these "
-                "codecs only all_reduce takes them; pass a plain Feedback()"
+                f"feedback has momentum {self.feedback.momentum:g}, which sums up gradients, and "
+                f"{self.name} adds nothing up: pass a Feedback without momentum"
             )
+        if self.feedback.warms:
+            codec.check_warm_up()
         self.feedback.check_free()
 
     def encoded(self, rows: slice, left_out: list[tuple[slice, Array]]) -> Array:
         """Return the codes of some rows, and note what they leave out."""
         wanted = self.values[rows] if self.shape else self.values
         if self.feedback is None:
-            return self.codec.encode(wanted)
-        held = self.feedback.memory(self.shape)
+            return self.codec.encode_block(wanted, self.step)
+        held = self.feedback.memory(self.shape, 0, self.kind)
         wanted = wanted + (held[rows] if self.shape else held)
-        codes = self.codec.encode_block(wanted, self.feedback.step)
-        sent = self.codec.decode(codes, wanted.size).reshape(wanted.shape)
+        codes = self.codec.encode_block(wanted, self.step)
+        sent = self.decoded(codes, wanted.size).reshape(wanted.shape)
         # An infinity or a NaN that has been sent leaves nothing.
         is_sent = (sent == wanted) | (np.isnan(sent) & np.isnan(wanted))
         with np.errstate(invalid="ignore"):
-            rest = np.where(is_sent, np.float32(0), wanted - sent)
+            rest = np.where(is_sent, self.kind.type(0), wanted - sent)
         left_out.append((rows, rest))
+        self._mask(rows, self.codec.places_of(codes, wanted.size, self.kind))
         return codes
+
+    def decoded(self, codes: Array, count: int) -> Array:
+        """Return the values of some codes, on one axis."""
+        return self.codec.decode_block(codes, count, self.kind)
+
+    def mask_own(self, rows: slice) -> None:
+        """Note that these rows are sent whole, where the codec sends some places of the others."""
+        if self.codec.sends_places:
+            self._mask(rows, np.arange(self.values[rows].size))
+
+    def _mask(self, rows: slice, places: Array | None) -> None:
+        if self.feedback is not None and places is not None:
+            begin = self.values[: rows.start or 0].size if self.shape else 0
+            self.feedback.mask(np.asarray(places, np.int64) + begin)
 
     def keep(self, left_out: list[tuple[slice, Array]]) -> None:
         """Keep what codes have left out, and count the call."""
         if self.feedback is None:
             return
         for rows, rest in left_out:
-            held = self.feedback.memory(self.shape)
+            held = self.feedback.memory(self.shape, 0, self.kind)
             held[rows if self.shape else ...] = rest
         self.feedback.ended()
 
@@ -156,8 +178,8 @@ def broadcast(codec: ComposedCodec, comm: Any, x: Any, root: int, **words: Any) 
         finish = call.target(call.shape, None)
         left_out: list[tuple[slice, Array]] = []
         is_root = comm.rank == root
-        codes = call.encoded(slice(None), left_out) if is_root else as_bytes(b"")
-        facts = [codec, call.word, list(call.shape), f"root {root}"]
+        codes = call.encoded(slice(None), left_out) if is_root else NO_CODES
+        facts = [call.codec, call.word, list(call.shape), f"root {root}"]
         nbytes = int(agree(comm, call.name, facts, [len(codes)])[root][0])
         sent = codes if is_root else np.empty(nbytes, np.uint8)
         last = comm.broadcast(sent, root, async_op=True)
@@ -165,7 +187,7 @@ def broadcast(codec: ComposedCodec, comm: Any, x: Any, root: int, **words: Any) 
 
     def decoded(received: Array) -> Any:
         with codes_of(root):
-            return finish(codec.decode(received, call.values.size))
+            return finish(call.decoded(received, call.values.size))
 
     return call.end(last, decoded, words["async_op"])
 
@@ -184,7 +206,7 @@ def all_gather(
             )
         left_out: list[tuple[slice, Array]] = []
         codes = call.encoded(slice(None), left_out)
-        facts = [codec, call.word, f"rows of {list(call.shape[1:])}", f"lengths {given}"]
+        facts = [call.codec, call.word, f"rows of {list(call.shape[1:])}", f"lengths {given}"]
         rows = agree(comm, call.name, facts, [mine])[:, 0].tolist()
         counts = elements(rows, call.shape or (1,))
         finishes: list[Callable[[Array], Any]] = []
@@ -194,17 +216,17 @@ def all_gather(
             finishes.append(call.target(with_rows(call.shape or (1,), sum(rows)), place))
             return codes, 0
 
-        last, replies = from_owners(comm, Reply(make), call.name)
+        replies = from_owners(comm, Encoded(make), call.name)
         call.keep(left_out)
 
     def decoded(received: Array) -> Any:
         parts = []
-        for rank, ((place, _), count) in enumerate(zip(replies, counts, strict=True)):
+        for rank, (sent, count) in enumerate(zip(replies.codes(received), counts, strict=True)):
             with codes_of(rank):
-                parts.append(codec.decode(received[place], count))
+                parts.append(call.decoded(sent, count))
         return finishes[0](np.concatenate(parts))
 
-    return call.end(last, decoded, words["async_op"])
+    return call.end(replies.work, decoded, words["async_op"])
 
 
 def reduce_scatter(
@@ -223,21 +245,21 @@ def reduce_scatter(
         finish = call.target(with_rows(call.shape, rows[comm.rank]), None)
         left_out: list[tuple[slice, Array]] = []
         codes = [
-            as_bytes(b"") if rank == comm.rank else call.encoded(part, left_out)
+            NO_CODES if rank == comm.rank else call.encoded(part, left_out)
             for rank, part in enumerate(parts)
         ]
-        facts = [codec, call.word, list(call.shape), f"splits {list(rows)}", op]
-        sent = agree(comm, call.name, facts, [len(one) for one in codes])
-        arrived = to_owners(comm, codes, sent)
+        call.mask_own(parts[comm.rank])
+        facts = [call.codec, call.word, list(call.shape), f"splits {list(rows)}", op]
+        arrived = to_owners(comm, call.name, facts, Encoded(lambda: (codes, 0)))
         found: list[Array] = []
 
         def fold() -> tuple[Array, int]:
             found.append(_folded(call, arrived, parts[comm.rank], op == "avg"))
-            return as_bytes(b""), 0
+            return NO_CODES, 0
 
-        last, _ = from_owners(comm, Reply(fold), call.name)
+        replies = from_owners(comm, Encoded(fold), call.name)
         call.keep(left_out)
-    return call.end(last, lambda _: finish(found[0]), words["async_op"])
+    return call.end(replies.work, lambda _: finish(found[0]), words["async_op"])
 
 
 def _folded(call: Moved, arrived: list[Array], own: slice, is_mean: bool) -> Array:
@@ -246,6 +268,6 @@ def _folded(call: Moved, arrived: list[Array], own: slice, is_mean: bool) -> Arr
     mine = call.values[own].reshape(-1)
     for rank, codes in enumerate(arrived):
         with codes_of(rank):
-            one = mine if rank == call.comm.rank else call.codec.decode(codes, mine.size)
+            one = mine if rank == call.comm.rank else call.decoded(codes, mine.size)
         total = one.copy() if total is None else total + one
-    return total / np.float32(len(arrived)) if is_mean else total
+    return total / call.kind.type(len(arrived)) if is_mean else total

@@ -50,24 +50,48 @@ class Operands:
         self.is_native = self.kind == np.float32
         self._views = views
         self._values: Array = None
+        #: The place of ``values`` among those of all arrays; see ``take_shard``.
+        self.shard = slice(0, self.ends[-1])
 
     @property
     def values(self) -> Array:
-        """All values on one axis, which the call may change."""
+        """The values that this rank encodes on one axis, which the call may change."""
         if self._values is None:
             self._values = _values(self._views, self._dtype)
         return self._values
 
-    @values.setter
-    def values(self, values: Array) -> None:
-        self._values = values
+    def take_shard(self, shard: slice, values: Array) -> None:
+        """Replace the values of all arrays by those that this rank encodes, of some places."""
+        self.shard, self._values = shard, values
+
+    def strays(self, shard: slice) -> Array | None:
+        """Return what feedback holds outside of ``shard``, from calls in which this rank encoded
+        other values; zeros elsewhere. None where it holds nothing there.
+
+        Raises InvalidArgumentError where calls before had another shape or type.
+        """
+        if self.feedback is None:
+            return None
+        found: Array = None
+        for number, place in self.parts():
+            piece = self._within(place, shard)
+            shape = self.shapes[number]
+            one = self.feedback.strays(shape, number, self.kind, shifted(piece, -place.start))
+            if one is not None:
+                found = np.zeros(self.ends[-1], self.kind) if found is None else found
+                found[place] = one
+        return found
+
+    def own(self, number: int) -> Array:
+        """Return the values of an array that this rank encodes."""
+        return self.values[shifted(self._piece(number), -self.shard.start)]
 
     def source(self, number: int) -> _core.BufferView:
-        """Return an array for kernels: the caller's memory where it serves, else the values."""
+        """Return the same for kernels: the caller's memory where it serves, else the values."""
         view = self._views[number]
         if self._values is None and view.contiguous and view.dtype == DType.FLOAT32:
             return view
-        return _core.view(self.values[self.ends[number] : self.ends[number + 1]])
+        return _core.view(self.own(number))
 
     def facts(self) -> list[Any]:
         """Return what all ranks have in common."""
@@ -76,38 +100,59 @@ class Operands:
         return [DType(self._dtype).word, shapes if self._is_list else shapes[0], op]
 
     def parts(self) -> Iterator[tuple[int, slice]]:
-        """Yield the number of each array and its place among the values."""
+        """Yield the number of each array and its place among the values of all arrays."""
         for number in range(len(self.shapes)):
             yield number, slice(self.ends[number], self.ends[number + 1])
+
+    def pieces(self) -> Iterator[tuple[int, slice]]:
+        """Yield the number of each array and the place of the values that this rank encodes."""
+        for number in range(len(self.shapes)):
+            yield number, self._piece(number)
+
+    def _piece(self, number: int) -> slice:
+        return self._within(slice(self.ends[number], self.ends[number + 1]), self.shard)
+
+    @staticmethod
+    def _within(place: slice, shard: slice) -> slice:
+        begin = min(max(place.start, shard.start), place.stop)
+        return slice(begin, max(begin, min(place.stop, shard.stop)))
 
     def correct(self) -> None:
         """Replace the values by velocities, where feedback has momentum."""
         if self.feedback is None or not self.feedback.momentum:
             return
-        for number, place in self.parts():
-            given = self.values[place].reshape(self.shapes[number])
-            self.values[place] = self.feedback.corrected(given, number).reshape(-1)
-
-    def residuals(self) -> Array | None:
-        """Return the residuals of all arrays on one axis, a copy; None without feedback."""
-        if self.feedback is None:
-            return None
-        kept = [
-            self.feedback.memory(shape, number, self.values.dtype).reshape(-1)
-            for number, shape in enumerate(self.shapes)
-        ]
-        return np.concatenate(kept) if kept else self.values[:0]
+        for number, piece in self.pieces():
+            place = shifted(piece, -self.ends[number])
+            own = self.own(number)
+            own[...] = self.feedback.corrected_piece(own, self.shapes[number], number, place)
 
     def pairs(self, number: int) -> tuple[Array, Array] | tuple[None, None]:
-        """Return the residual of an array and memory for the next one, a single axis each.
+        """Return the residual of what this rank encodes of an array, and memory for the next one.
 
-        A pair of None without feedback. Raises InvalidArgumentError where calls before had another
-        shape or type.
+        A single axis each; a pair of None without feedback. Raises InvalidArgumentError where calls
+        before had another shape or type.
         """
         if self.feedback is None:
             return None, None
-        kept = self.feedback.memory(self.shapes[number], number, self.kind)
-        return kept.reshape(-1), self.feedback.spare(number).reshape(-1)
+        place = shifted(self._piece(number), -self.ends[number])
+        return self.feedback.pair(self.shapes[number], number, self.kind, place)
+
+    def residuals(self) -> Array | None:
+        """Return a copy of the residuals of what this rank encodes; None without feedback.
+
+        Raises as ``pairs`` does.
+        """
+        rests: list[Array] = [self.pairs(number)[0] for number, _ in self.pieces()]
+        return None if self.feedback is None else np.concatenate(rests)
+
+    def keep(self, residuals: Array | None) -> None:
+        """Keep these residuals instead, and count the call."""
+        if residuals is None:
+            return
+        for number, piece in self.pieces():
+            memory: Array = self.pairs(number)[1]
+            memory[:] = residuals[shifted(piece, -self.shard.start)]
+        self.replace()
 
     def replace(self) -> None:
         """Keep the second arrays of ``pairs`` as the residuals, and count the call."""
@@ -115,15 +160,6 @@ class Operands:
             return
         for number in range(len(self.shapes)):
             self.feedback.replace(number)
-        self.feedback.ended()
-
-    def keep(self, residuals: Array | None) -> None:
-        """Keep the residuals of all arrays, and count the call."""
-        if self.feedback is None or residuals is None:
-            return
-        for number, place in self.parts():
-            memory = self.feedback.memory(self.shapes[number], number, self.values.dtype)
-            memory.reshape(-1)[:] = residuals[place]
         self.feedback.ended()
 
     def mask(self, places: Array) -> None:
@@ -154,6 +190,11 @@ class Operands:
         if self._out is not None:
             return self._out
         return made if self._is_list else made[0]
+
+
+def shifted(place: slice, by: int) -> slice:
+    """Return a place among values that begin elsewhere."""
+    return slice(place.start + by, place.stop + by)
 
 
 def _is_mean(op: Any) -> bool:

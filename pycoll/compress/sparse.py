@@ -12,16 +12,26 @@ import numpy as np
 from pycoll import _core
 from pycoll.arrays.hashes import STEP, hashes
 from pycoll.compress.codec import Array, Modelled, as_bytes, as_float32, wrong_length
-from pycoll.compress.coded_exchange import Reply, agree, codes_of, from_owners, owned, to_owners
+from pycoll.compress.coded_exchange import (
+    NO_CODES,
+    Encoded,
+    agree_first,
+    codes_of,
+    from_owners,
+    to_owners,
+)
 from pycoll.compress.composed import ComposedCodec, Started
 from pycoll.compress.dense import check_seed
 from pycoll.compress.feedback import Feedback
+from pycoll.compress.host_sums import Encoders, combined
 from pycoll.compress.operands import Operands
 from pycoll.errors import InvalidArgumentError
 from pycoll.types import real, whole
 
 #: The bytes in front of codes that travel, which tell the number of values.
 _NUMBER = 4
+#: The bytes in front of the codes of RandomK, which tell the step.
+_STEP = 8
 #: The bytes of places and of values that a kernel has chosen.
 _Bytes = tuple[bytes, bytes]
 
@@ -47,6 +57,8 @@ class SparseCodec(ComposedCodec):
     travel have the gaps between places instead, about a byte each.
     """
 
+    sends_places: ClassVar[bool] = True
+
     @abstractmethod
     def chosen(self, x: Array, step: int = 0) -> Array:
         """Return the places that are sent, ascending.
@@ -61,7 +73,7 @@ class SparseCodec(ComposedCodec):
 
         ``rests``: what to add to the array, or None; ``sums`` then gets the sums.
         """
-        values = given.values[given.ends[number] : given.ends[number + 1]]
+        values = given.own(number)
         if rests is not None:
             values = np.add(values, rests, out=sums)
         places = self.chosen(values, step)
@@ -73,55 +85,76 @@ class SparseCodec(ComposedCodec):
 
     def encode(self, x: Any) -> Array:
         """Return the codes of an array of float16, bfloat16 or float32, as one axis of uint8."""
-        values = as_float32(x)
-        places = self.chosen(values)
+        return self.encode_block(as_float32(x), 0)
+
+    def encode_block(self, x: Any, step: int) -> Array:
+        """Return the codes of a block in call number ``step`` of a Feedback."""
+        values = np.ascontiguousarray(x).reshape(-1)
+        places = self.chosen(values, step)
         return packed(places, values[places])
 
     def decode(self, codes: Any, count: int) -> Array:
         """Return the ``count`` float32 values of some codes, on one axis."""
-        values = np.zeros(whole("count", count, 0), np.float32)
-        places, sent = unpacked(self, codes, count, values.dtype)
+        return self.decode_block(codes, whole("count", count, 0), np.dtype(np.float32))
+
+    def decode_block(self, codes: Any, count: int, kind: np.dtype[Any]) -> Array:
+        """Return the ``count`` values of a block of this type, on one axis."""
+        values = np.zeros(count, kind)
+        places, sent = self.unpacked(codes, count, kind)
         values[places] = sent
         return values
+
+    def places_of(self, codes: Any, count: int, kind: np.dtype[Any]) -> Array:
+        """Return the places of a block that codes send."""
+        return self.unpacked(codes, count, kind)[0]
+
+    def unpacked(self, codes: Any, count: int, kind: np.dtype[Any]) -> tuple[Array, Array]:
+        """Return the places and the values of some codes. Raise where there are none such."""
+        return unpacked(self, codes, count, kind)
 
     def start_all_reduce(
         self, comm: Any, given: Operands, name: str, deterministic: bool | None
     ) -> Started:
         """Run all exchanges but the last, which it starts.
 
-        Owners fold the values that arrive in rank order, and send them on as places and values, or
-        whole where these are fewer bytes. Nothing is left out on the way back.
+        Owners fold the values that arrive in the order of the ranks that encode, and send them on
+        as places and values, or whole where these are fewer bytes. Nothing is left out on the way
+        back.
         """
-        chosen = gathered(self, given)
-        parts = owned(given.ends[-1], comm.size)
-        cuts = np.searchsorted(chosen.places, [part.stop for part in parts[:-1]])
-        codes = [
-            gapped(places - part.start, values)
-            for places, values, part in zip(
-                np.split(chosen.places, cuts), np.split(chosen.values, cuts), parts, strict=True
-            )
-        ]
-        lengths = agree(comm, name, [chosen.codec, *given.facts()], [len(one) for one in codes])
-        arrived = to_owners(comm, codes, lengths)
-        part = parts[comm.rank]
-        reply = Reply(lambda: folded(self, arrived, part.stop - part.start, given))
-        work, replies = from_owners(comm, reply, name)
-        chosen.keep(given)
+        feedback = given.feedback
+        facts = [self if feedback is None else self.warmed(feedback), *given.facts()]
+        encoders = combined(comm, given, name, facts)
+        made: list[Chosen] = []
+
+        def encode() -> list[Array]:
+            made.append(gathered(self, given))
+            return made[0].by_owner(encoders)
+
+        arrived = to_owners(comm, name, facts, encoders.encoded(encode))
+        count = _length(encoders.own(comm))
+        divisor = comm.size if given.mean else 0
+        codes = [(rank, arrived[rank]) for rank in encoders.column]
+        replies = from_owners(
+            comm, Encoded(lambda: folded(self, codes, count, given, divisor)), name
+        )
+        made[0].keep(given)
         target = given.target(0) if given.is_native and len(given.shapes) == 1 else None
         values: Array = np.empty(given.ends[-1], given.kind) if target is None else None
         to = _Target(_core.view(values) if target is None else target, values, given.is_native)
-        for (_, is_dense), part in zip(replies, parts, strict=True):
-            if not is_dense:  # while the replies travel
-                to.clear(part)
+        for owner in encoders.owners:
+            if not replies.forms[owner]:  # while the replies travel
+                to.clear(encoders.parts[owner])
 
         def values_of(received: Array) -> Array | None:
-            for owner, ((place, is_dense), part) in enumerate(zip(replies, parts, strict=True)):
-                count = part.stop - part.start
+            found = replies.codes(received)
+            for owner in encoders.owners:
+                part, is_dense = encoders.parts[owner], bool(replies.forms[owner])
                 with codes_of(owner):
-                    to.put(part, *self._reply(received[place], bool(is_dense), count, given.kind))
+                    sent = self._reply(found[owner], is_dense, _length(part), given.kind)
+                    to.put(part, *sent)
             return values
 
-        return work, values_of
+        return replies.work, values_of
 
     def _reply(
         self, codes: Array, is_dense: bool, count: int, kind: np.dtype[Any]
@@ -169,25 +202,34 @@ class Chosen(NamedTuple):
     #: The residuals of the next call, one axis each, before what is sent is taken out.
     sums: list[Array]
 
+    def by_owner(self, encoders: Encoders) -> list[Array]:
+        """Return the codes for each rank: those of the part that it owns of this rank's values."""
+        codes = [NO_CODES] * len(encoders.parts)
+        for owner in encoders.column:
+            part = encoders.parts[owner]
+            begin, end = np.searchsorted(self.places, [part.start, part.stop]).tolist()
+            codes[owner] = gapped(self.places[begin:end] - part.start, self.values[begin:end])
+        return codes
+
     def keep(self, given: Operands) -> None:
         """Take what is sent out of residuals and velocities, and count the call."""
         if given.feedback is None:
             return
         given.mask(self.places)
         cuts = np.searchsorted(self.places, given.ends)
-        for (number, place), sums in zip(given.parts(), self.sums, strict=True):
+        for (number, place), sums in zip(given.pieces(), self.sums, strict=True):
             sums[self.places[cuts[number] : cuts[number + 1]] - place.start] = 0
         given.replace()
 
 
 def gathered(codec: SparseCodec, given: Operands) -> Chosen:
-    """Return what the next call sends. Nothing of ``given`` changes but its values."""
+    """Return what this rank sends in the next call. Of ``given`` only the values change."""
     given.correct()
     step, feedback = 0, given.feedback
     if feedback is not None:
         step, codec = feedback.step, codec.warmed(feedback)
     places, values, kept = [np.empty(0, np.int64)], [np.empty(0, given.kind)], []
-    for number, place in given.parts():
+    for number, place in given.pieces():
         rests, sums = given.pairs(number)
         found, sent = codec.found(given, number, step, rests, sums)
         places.append(found.astype(np.int64) + place.start)
@@ -197,14 +239,23 @@ def gathered(codec: SparseCodec, given: Operands) -> Chosen:
 
 
 def folded(
-    codec: SparseCodec, arrived: list[Array], count: int, given: Operands
+    codec: SparseCodec,
+    arrived: list[tuple[int, Array]],
+    count: int,
+    given: Operands,
+    divisor: int,
 ) -> tuple[Array, int]:
-    """Return the owner's reply: its bytes, and 1 if these are the values of the whole part."""
+    """Return the owner's reply: its bytes, and 1 if these are the values of the whole part.
+
+    ``arrived``: the codes of each rank in the order of folding; none where this rank owns nothing.
+    ``divisor``: by which sums are divided; 0 for none.
+    """
+    if not arrived:
+        return NO_CODES, 0
     codes = []
-    for rank, one in enumerate(arrived):
+    for rank, one in arrived:
         with codes_of(rank):
             codes.append(from_gaps(codec, one, count, given.kind))
-    divisor = len(arrived) if given.mean else 0
     if given.is_native:
         views = [(_core.view(places), _core.view(values)) for places, values in codes]
         places, sums = _arrays(_core.fold_codes(views, count, divisor))
@@ -222,14 +273,18 @@ def _fold_wide(codes: list[tuple[Array, Array]], count: int, divisor: int) -> tu
     """Return what ``_core.fold_codes`` does, for values that kernels do not take."""
     values = np.zeros(count, codes[0][1].dtype)
     is_sent = np.zeros(count, bool)
-    for rank, (places, sent) in enumerate(codes):
-        if rank == 0:
+    for number, (places, sent) in enumerate(codes):
+        if number == 0:
             values[places] = sent
         else:
             values[places] += sent
         is_sent[places] = True
     places = np.flatnonzero(is_sent)
     return places, values[places] / values.dtype.type(divisor or 1)
+
+
+def _length(part: slice) -> int:
+    return int(part.stop - part.start)
 
 
 def _arrays(found: _Bytes) -> tuple[Array, Array]:
@@ -428,9 +483,6 @@ class RandomK(DensityCodec):
     4
     """
 
-    #: The places change with ``feedback.step``, and codes have none.
-    encodes_blocks: ClassVar[bool] = False
-
     seed: int
 
     def __post_init__(self) -> None:
@@ -443,25 +495,47 @@ class RandomK(DensityCodec):
 
     def chosen(self, x: Array, step: int = 0) -> Array:
         """Return one place of each part, ascending: a function of length, seed and step."""
-        count = len(x)
+        return self._places(len(x), step)
+
+    def _places(self, count: int, step: int) -> Array:
         number = kept(self.density, count)
         ends = np.arange(number + 1, dtype=np.uint64) * np.uint64(count) // np.uint64(number or 1)
         lengths = np.diff(ends)
         draws = draws_from(self.seed ^ draws_from(step, 1).tolist()[0], number)
         return np.asarray(ends[:-1] + draws % np.maximum(lengths, 1), np.uint32)
 
-    def start_all_reduce(
-        self, comm: Any, given: Operands, name: str, deterministic: bool | None
-    ) -> Started:
-        """Run the exchange of facts, and start an all_reduce of the values at the places."""
-        feedback = given.feedback
+    def encode_block(self, x: Any, step: int) -> Array:
+        """Return the codes of a block: the step, from which the places follow, and the values."""
+        values = np.ascontiguousarray(x).reshape(-1)
+        head = np.array([step], np.uint64)
+        return np.concatenate(
+            [head.view(np.uint8), values[self.chosen(values, step)].view(np.uint8)]
+        )
+
+    def unpacked(self, codes: Any, count: int, kind: np.dtype[Any]) -> tuple[Array, Array]:
+        """Return the places and the values of some codes. Raise where there are none such."""
+        given = as_bytes(codes).tobytes()
+        wanted = _STEP + kept(self.density, count) * kind.itemsize
+        if len(given) != wanted:
+            raise wrong_length(self, len(given), count, str(wanted))
+        step = int.from_bytes(given[:_STEP], "little")
+        return self._places(count, step), np.frombuffer(given[_STEP:], kind)
+
+    def check_feedback(self, feedback: Feedback | None) -> None:
+        """Raise InvalidArgumentError without a Feedback, whose step changes the places."""
         if feedback is None:
             raise InvalidArgumentError(
                 f"feedback is None and compress is {self!r}: feedback.step changes the places from "
                 "call to call; pass feedback=pycoll.compress.Feedback()"
             )
+
+    def start_all_reduce(
+        self, comm: Any, given: Operands, name: str, deterministic: bool | None
+    ) -> Started:
+        """Run the exchange of facts, and start an all_reduce of the values at the places."""
+        step = 0 if given.feedback is None else given.feedback.step
         chosen = gathered(self, given)
-        agree(comm, name, [chosen.codec, *given.facts(), f"step {feedback.step}"])
+        agree_first(comm, name, [chosen.codec, *given.facts(), f"step {step}"])
         word = "avg" if given.mean else "sum"
         work = comm.all_reduce(chosen.values, word, async_op=True, deterministic=deterministic)
         chosen.keep(given)

@@ -14,10 +14,12 @@ works on one piece of a message while the link moves another, so a message of k 
 longer of both times, and the k-th part of the shorter one. Where ranks share cores, nothing
 overlaps.
 
-Codecs of places and values are sequences of collectives: all_gathers of lengths, an all_to_all of
-codes to the owners of parts, an all_gather of the folded parts. Where all ranks send the same
-places, an all_gather to compare arguments and an all_reduce of the values. The codec works before
-and after them.
+Codecs of places and values are sequences of collectives: an all_to_all of codes to the owners of
+parts, and an all_gather of the folded parts. Each begins with a message of heads, which has room
+for short codes; longer ones follow in a second message. On several hosts with several ranks, an
+all_to_all of values inside hosts goes before, and each shard of the sums is encoded by one rank of
+each host. Where all ranks send the same places, an all_reduce of the values follows the heads. The
+codec works before and after them.
 
 Source: Agarwal et al., "On the utility of gradient compression in distributed training systems",
 MLSys 2022 (arXiv 2103.00543), which compares a codec's time with the bytes that it saves.
@@ -29,7 +31,7 @@ from typing import NamedTuple
 
 from pycoll.algorithms import lookup
 from pycoll.cost.codec_rates import CodecRate, origin_of
-from pycoll.cost.model import Parameters, Terms
+from pycoll.cost.model import Parameters
 from pycoll.cost.profiles import profile
 from pycoll.cost.selection import (
     bytes_text,
@@ -40,13 +42,17 @@ from pycoll.cost.selection import (
     seconds_text,
 )
 from pycoll.schedule.collectives import Collective
-from pycoll.schedule.topology import Topology
+from pycoll.schedule.topology import Topology, single_host
 
 #: Ways in which codes travel: by a plan of the executor; as places and values of their own on each
 #: rank; as values at places that all ranks have in common.
 DENSE, PLACES, COMMON = "dense", "places", "common"
-#: The bytes with which each rank begins an exchange of facts.
-_FACTS_BYTES = 64
+#: The bytes of a number in the heads of messages, and the numbers in those of replies.
+HEAD_BYTES = 8
+_REPLY_NUMBERS = 4
+#: The bytes of codes behind a head, for one rank and for all of them.
+_ROOM_BYTES = 1024
+_ROOM_BYTES_OF_ALL = 32 << 10
 
 
 class Coded(NamedTuple):
@@ -104,59 +110,65 @@ def coded_cost(
     """The cost of a message of ``nbytes`` with a codec, by the algorithms that would run."""
     if coded.way != DENSE:
         return _composed(topology, nbytes, coded, parameters)
-    name = choose_coded(collective, topology, nbytes, parameters=parameters).name
+    ratio = coded.ratio
+    choice = choose_coded(collective, topology, nbytes, parameters=parameters, ratio=ratio)
+    name, links = choice.name, choice.predicted_s
     algorithm = lookup(collective, name)
-    # Codes are never read in place.
-    shape = profile(algorithm, topology, parameters.per_core > 1)._replace(exposes=False)
-    inside, across = shape.terms(nbytes, parameters.segment_bytes)
-    if algorithm.levels is None:
-        inside = _shrunk(inside, coded.ratio)
-    if parameters.per_core > 1:
-        inside = shape.turns.shared(inside, parameters.per_core, 1.0)
-    links = parameters.inside.seconds(inside, nbytes)
-    links += parameters.across.seconds(_shrunk(across, coded.ratio), nbytes)
     encoded, decoded = _shares(collective, topology, algorithm.levels is not None)
     core_s = rate_of(coded.name, parameters).seconds(encoded * nbytes, decoded * nbytes)
+    shape = profile(algorithm, topology, parameters.per_core > 1)
     pieces = 1 if parameters.per_core > 1 else shape.tiles(nbytes, parameters.segment_bytes)
     where = "between hosts" if algorithm.levels is not None else "between all ranks"
-    wire = wire_bytes(collective, name, topology, nbytes, parameters) * coded.ratio
+    wire = wire_bytes(collective, name, topology, nbytes, parameters) * ratio
     by = f"{name}: {algorithm.summary}; codes {where}"
     return CodedCost(by, links, core_s * max(parameters.per_core, 1.0), pieces, wire)
 
 
 def _composed(topology: Topology, nbytes: int, coded: Coded, parameters: Parameters) -> CodedCost:
     """The cost of an all_reduce that is a sequence of collectives."""
-    size = topology.size
+    size, hosts = topology.size, len(topology.hosts)
     links = wire = 0.0
 
-    def add(collective: Collective, moved: float) -> None:
+    def add(collective: Collective, moved: float, among: Topology = topology) -> None:
         nonlocal links, wire
         length = round(moved)
-        name = choose(collective, topology, length, parameters=parameters).name
-        links += predict(collective, name, topology, length, parameters)
-        wire += wire_bytes(collective, name, topology, length, parameters)
+        if length <= 0:
+            return
+        name = choose(collective, among, length, parameters=parameters).name
+        links += predict(collective, name, among, length, parameters)
+        if len(among.hosts) == hosts:
+            wire += wire_bytes(collective, name, among, length, parameters)
 
-    add(Collective.ALL_GATHER, _FACTS_BYTES * size)
+    room = room_bytes(size)
+    heads, slow = HEAD_BYTES * (2 + size) + room, max(parameters.per_core, 1.0)
+    add(Collective.ALL_TO_ALL, heads * size)
+    rate = rate_of(coded.name, parameters)
     if coded.way == COMMON:
         add(Collective.ALL_REDUCE, coded.ratio * nbytes)
-        by, decoded = "an all_reduce of the values at common places", 1
-    else:
-        add(Collective.ALL_TO_ALL, coded.ratio * nbytes)
-        add(Collective.ALL_GATHER, _FACTS_BYTES * size)
-        # At worst no two ranks send the same place; longer sums travel as plain values.
-        add(Collective.ALL_GATHER, min(size * coded.ratio, 1.0) * nbytes)
-        by, decoded = "an all_to_all of codes to the owners of parts, an all_gather of the sums", 2
-    core_s = rate_of(coded.name, parameters).seconds(nbytes, decoded * nbytes)
-    return CodedCost(by, links, core_s * max(parameters.per_core, 1.0), 1, wire)
+        by = "an all_reduce of the values at common places"
+        return CodedCost(by, links, rate.seconds(nbytes, nbytes) * slow, 1, wire)
+    by = "an all_to_all of codes to the owners of parts, an all_gather of the sums"
+    shards, column = 1, topology
+    if 1 < hosts < size:
+        shards = min(len(members) for members in topology.hosts)
+        column = Topology.even(hosts, hosts)
+        add(Collective.ALL_TO_ALL, nbytes, single_host(max(map(len, topology.hosts))))
+        add(Collective.ALL_TO_ALL, heads * size)
+        by = f"sums inside hosts, {by}"
+    # All columns move codes at the same time, over the same links.
+    codes, owners = coded.ratio * nbytes, shards * column.size
+    add(Collective.ALL_TO_ALL, codes - room * owners, column)
+    add(Collective.ALL_GATHER, (HEAD_BYTES * _REPLY_NUMBERS + room) * size)
+    # At worst no two ranks send the same place; longer sums travel as plain values.
+    sums = min(column.size * coded.ratio, 1.0) * nbytes
+    add(Collective.ALL_GATHER, sums - room * owners)
+    core_s = rate.seconds(nbytes / shards, (1 + 1 / shards) * nbytes)
+    return CodedCost(by, links, core_s * slow, 1, wire)
 
 
-def _shrunk(terms: Terms, ratio: float) -> Terms:
-    return terms._replace(
-        moved=terms.moved * ratio,
-        flow=terms.flow * ratio,
-        carried=terms.carried * ratio,
-        touched=terms.touched * ratio,
-    )
+def room_bytes(size: int) -> int:
+    """The bytes of codes behind a head, in the messages of composed codecs among ``size`` ranks."""
+    return min(_ROOM_BYTES, _ROOM_BYTES_OF_ALL // size // HEAD_BYTES * HEAD_BYTES)
 
 
 def _shares(collective: Collective, topology: Topology, between_hosts: bool) -> tuple[float, float]:

@@ -51,6 +51,15 @@ class Terms(NamedTuple):
     touched: float = 0.0
     calls: float = 1.0
 
+    def shrunk(self, ratio: float) -> Terms:
+        """The costs where codes travel in place of values, with ``ratio`` times their bytes."""
+        return self._replace(
+            moved=self.moved * ratio,
+            flow=self.flow * ratio,
+            carried=self.carried * ratio,
+            touched=self.touched * ratio,
+        )
+
 
 class Link(NamedTuple):
     """The costs of one kind of link.

@@ -203,10 +203,52 @@ def choose_coded(
     *,
     deterministic: bool = False,
     parameters: Parameters = DEFAULT,
+    ratio: float = 1.0,
 ) -> Choice:
-    """The algorithm for a message of ``nbytes`` whose data travels as codes."""
+    """The algorithm for a message of ``nbytes`` whose data travels as codes.
+
+    ``ratio``: the bytes of codes for each byte of values.
+    """
     names = coded_candidates(collective, topology, deterministic)
-    return _choose(collective, topology, nbytes, names, parameters, ())
+    return _choose_coded(collective, topology, nbytes, names, parameters, ratio)
+
+
+@lru_cache(maxsize=4096)
+def _choose_coded(
+    collective: Collective,
+    topology: Topology,
+    nbytes: int,
+    names: tuple[str, ...],
+    parameters: Parameters,
+    ratio: float,
+) -> Choice:
+    times = [
+        (name, coded_links(collective, name, topology, nbytes, ratio, parameters)) for name in names
+    ]
+    return _shortest(collective, topology, times)
+
+
+def coded_links(
+    collective: Collective,
+    name: str,
+    topology: Topology,
+    nbytes: int,
+    ratio: float,
+    parameters: Parameters,
+) -> float:
+    """The predicted seconds of the links, where codes have ``ratio`` times the bytes of values.
+
+    Hierarchies send values inside hosts. Codes are never read in place.
+    """
+    algorithm = lookup(collective, name)
+    shape = profile(algorithm, topology, parameters.per_core > 1)._replace(exposes=False)
+    inside, across = shape.terms(nbytes, parameters.segment_bytes)
+    if algorithm.levels is None:
+        inside = inside.shrunk(ratio)
+    if parameters.per_core > 1:
+        inside = shape.turns.shared(inside, parameters.per_core, 1.0)
+    links = parameters.inside.seconds(inside, nbytes)
+    return links + parameters.across.seconds(across.shrunk(ratio), nbytes)
 
 
 @lru_cache(maxsize=4096)
@@ -219,16 +261,24 @@ def _choose(
     measured: tuple[Measured, ...],
 ) -> Choice:
     times = [(name, predict(collective, name, topology, nbytes, parameters)) for name in names]
-    times.sort(key=lambda pair: pair[1])
     for row in measured:
         fits = (row.collective, row.size) == (collective, topology.size)
         if fits and nbytes <= row.nbytes_max and row.name in names:
             best, reason = row.name, f"measured best up to {bytes_text(row.nbytes_max)}"
             break
     else:
-        best, reason = _best(collective, topology, times)
-    others = tuple(pair for pair in times if pair[0] != best)
-    return Choice(best, dict(times)[best], reason, others)
+        return _shortest(collective, topology, times)
+    return _chosen(best, reason, times)
+
+
+def _shortest(collective: Collective, topology: Topology, times: list[tuple[str, float]]) -> Choice:
+    times = sorted(times, key=lambda pair: pair[1])
+    return _chosen(*_best(collective, topology, times), times)
+
+
+def _chosen(best: str, reason: str, times: list[tuple[str, float]]) -> Choice:
+    others = sorted((pair for pair in times if pair[0] != best), key=lambda pair: pair[1])
+    return Choice(best, dict(times)[best], reason, tuple(others))
 
 
 def _best(

@@ -90,3 +90,48 @@ def test_splits_and_dimensions_do_not_look_alike() -> None:
         assert all(isinstance(one, MismatchError) for one in world.outcomes(rank))
     finally:
         world.close()
+
+
+TABLES = st.integers(1, 4).flatmap(
+    lambda n: st.lists(st.lists(st.integers(0, 5), min_size=n, max_size=n), min_size=n, max_size=n)
+)
+
+
+@given(TABLES)
+def test_ranks_that_know_all_rows_exchange_none(table: list[list[int]]) -> None:
+    size = len(table)
+    xs = [np.arange(2 * sum(line)).reshape(-1, 2) + 1000 * rank for rank, line in enumerate(table)]
+
+    def rank(comm: Comm) -> None:
+        mine = xs[comm.rank]
+        wanted = comm.all_to_all(mine, table[comm.rank])
+        out = np.zeros_like(wanted)
+        for _ in range(2):  # the second call finds what the first one has prepared
+            assert np.array_equal(comm.all_to_all(mine, lengths=table), wanted)
+            work = comm.all_to_all(mine, lengths=np.array(table), out=out, async_op=True)
+            assert work.wait() is out and np.array_equal(out, wanted)
+        turned = [line[::-1] for line in table[::-1]]
+        given = xs[size - 1 - comm.rank]
+        other = comm.all_to_all(given, lengths=turned)
+        assert len(other) == sum(line[comm.rank] for line in turned)
+
+    world_in_threads(size).run(rank)
+
+
+def test_wrong_tables_of_rows_are_named() -> None:
+    def rank(comm: Comm) -> None:
+        x = np.ones((4, 2))
+        for lengths, told in (
+            ([[2, 2]], r"lengths is \[\[2, 2\]\]: expected 2 sequences"),
+            (3, "lengths is 3: expected 2 sequences"),
+            ([[4], [4]], r"lengths\[0\] has 1 entries"),
+            ([[2, 2], [5, -1]], r"lengths\[1\]\[1\] is -1"),
+            ([[2, 1], [2, 1]], rf"lengths\[{comm.rank}\] adds up to 3, but x has 4 rows"),
+        ):
+            with pytest.raises(InvalidArgumentError, match=told):
+                comm.all_to_all(x, lengths=lengths)
+            comm.barrier()  # of several refusals that nobody heard, only the last is told
+        with pytest.raises(InvalidArgumentError, match="splits and lengths mean the same"):
+            comm.all_to_all(x, [2, 2], lengths=[[2, 2], [2, 2]])
+
+    world_in_threads(2).run(rank)

@@ -95,12 +95,15 @@ def test_bytes_on_the_wire_are_those_of_the_formulas() -> None:
         (Sign(), 9 / 256),
     ):
         assert cost(codec, four, n).wire == pytest.approx(1.5 * ratio * n)
-    facts = 3 * 64
+    # Heads of 6 and of 4 numbers to each of 4 ranks. The codes behind them are no further bytes.
+    facts = 0.75 * 4 * 8 * (6 + 4)
     top = cost(TopK(0.01), four, n).wire
-    assert top == pytest.approx(0.75 * (0.02 + 4 * 0.02) * n + 2 * facts, rel=1e-3)
-    assert cost(TopK(0.5), four, n).wire == pytest.approx(0.75 * (1 + 1) * n + 2 * facts, rel=1e-3)
+    assert top == pytest.approx(0.75 * (0.02 + 4 * 0.02) * n + facts, rel=1e-4)
+    assert cost(TopK(0.5), four, n).wire == pytest.approx(0.75 * (1 + 1) * n + facts, rel=1e-4)
     common = cost(RandomK(0.01, 1), four, n).wire
-    assert common == pytest.approx(1.5 * 0.01 * n + facts, rel=1e-3)
+    assert common == pytest.approx(1.5 * 0.01 * n + 0.75 * 4 * (48 + 1024), rel=1e-4)
+    # Hosts add up their values, so the links carry what they carry with one rank on each.
+    assert cost(TopK(0.01), Topology.even(16, 4), n).wire == pytest.approx(top, rel=0.1)
     # Between 2 hosts of 2 ranks, each host sends 2 (2-1)/2 of the codes.
     assert cost(INT8, Topology.even(4, 2), n).wire == pytest.approx(65 / 256 * n)
 

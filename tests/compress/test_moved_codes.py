@@ -17,6 +17,7 @@ from pycoll.errors import InvalidArgumentError, MismatchError, ReductionError
 Array = Any
 HALVES = Custom(lambda x: x.astype(np.float16).tobytes(), lambda b, n: np.frombuffer(b, "f2"), "f2")
 CODECS = [TopK(0.25), Threshold(1.0), PowerSGD(1), HALVES]
+WIDE = [*CODECS[:3], RandomK(0.25, 2)]
 ROWS = [31, 0, 29]
 
 
@@ -26,7 +27,7 @@ def values(rank: int, kind: Any = np.float32) -> Array:
 
 def sent(codec: Any, x: Array, step: int = 0) -> Array:
     """What the codes of a block in call number ``step`` decode to."""
-    return codec.decode(codec.encode_block(x, step), x.size).reshape(x.shape)
+    return codec.decode_block(codec.encode_block(x, step), x.size, x.dtype).reshape(x.shape)
 
 
 def ran(function: Callable[[pycoll.Communicator], Any], transports: str = "shm") -> Any:
@@ -149,11 +150,11 @@ def test_no_axes_nothing_and_one_rank() -> None:
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        ({"compress": RandomK(0.5, 1)}, "which has all_reduce only: this collective takes codecs"),
+        ({"compress": RandomK(0.5, 1)}, "feedback is None and compress is RandomK"),
         ({"algorithm": "direct"}, "algorithm is 'direct' and compress is TopK"),
-        ({"feedback": Feedback(momentum=0.5)}, "feedback has momentum or a warm-up"),
+        ({"compress": HALVES, "feedback": Feedback(warmup=3)}, "feedback has a warm-up, and comp"),
         ({"feedback": 3}, "feedback is 3: expected a pycoll.compress.Feedback"),
-        ({"x": np.ones((3, 2))}, "x is float64: compress needs float16, bfloat16 or float32"),
+        ({"x": np.ones((3, 2)), "compress": HALVES}, "x is float64: compress needs float16, bf"),
         ({"x": np.ones((3, 2), np.int32)}, "x is int32: compress needs float16"),
         ({"out": np.ones((1, 1), np.float32)}, "out has shape"),
     ],
@@ -170,6 +171,76 @@ def test_bad_calls_are_refused(name: str, words: dict[str, Any], text: str) -> N
 
     world.run(call)
     world.close()
+
+
+@pytest.mark.parametrize("name", ["broadcast", "all_gather"])
+def test_what_adds_nothing_up_has_no_momentum(name: str) -> None:
+    def call(comm: pycoll.Communicator) -> None:
+        with pytest.raises(InvalidArgumentError, match=f"sums up gradients, and {name} adds noth"):
+            getattr(comm, name)(values(0), compress=TopK(0.5), feedback=Feedback(momentum=0.5))
+
+    world_in_threads(2).run(call)
+
+
+@pytest.mark.parametrize("codec", WIDE, ids=repr)
+def test_float64_is_sent_as_it_is(codec: Any) -> None:
+    """Residuals are float64, and the sum of what is sent and what is left is exact."""
+    xs = [values(rank, np.float64) for rank in range(3)]
+
+    def calls(comm: pycoll.Communicator) -> list[Array]:
+        made = []
+        for name, words in (("broadcast", {"root": 1}), ("all_gather", {}), ("reduce_scatter", {})):
+            feedback, call = Feedback(), getattr(comm, name)
+            call(xs[comm.rank], compress=codec, feedback=feedback, **words)
+            made.append(call(xs[comm.rank], compress=codec, feedback=feedback, **words))
+            assert feedback.residual is None or feedback.residual.dtype == np.float64
+        return made
+
+    twice = [sent(codec, x + (x - sent(codec, x)), 1) for x in xs]
+    for rank, (cast, joined, share) in enumerate(ran(calls)):
+        assert cast.tobytes() == twice[1].tobytes()
+        assert joined.tobytes() == np.concatenate(twice).tobytes()
+        own = slice(20 * rank, 20 * rank + 20)
+        parts = [
+            x[own] if r == rank else sent(codec, x[own] + (x[own] - sent(codec, x[own])), 1)
+            for r, x in enumerate(xs)
+        ]
+        assert share.tobytes() == (parts[0] + parts[1] + parts[2]).tobytes()
+
+
+def test_a_warm_up_sends_more_at_first() -> None:
+    def calls(comm: pycoll.Communicator) -> list[int]:
+        counts = []
+        for codec in (TopK(0.01), RandomK(0.01, 1)):
+            for name in ("broadcast", "all_gather", "reduce_scatter"):
+                feedback, call = Feedback(warmup=1), getattr(comm, name)
+                found = [
+                    int(np.count_nonzero(call(values(0), compress=codec, feedback=feedback)))
+                    for _ in range(2)
+                ]
+                counts += [round(one / found[-1]) for one in found]
+        return counts
+
+    # A density of 0.1 and then of 0.01, of 420 values; own rows of reduce_scatter are whole.
+    for counts in ran(calls):
+        assert counts == [8, 1, 8, 1, 1, 1] * 2
+
+
+@pytest.mark.parametrize("masking", [False, True])
+def test_momentum_of_reduce_scatter(masking: bool) -> None:
+    """Whole numbers: own rows are sent whole, so masking clears their velocities."""
+    xs = [np.rint(4 * values(rank)) for rank in range(3)]
+
+    def calls(comm: pycoll.Communicator) -> list[Array]:
+        feedback = Feedback(momentum=0.5, masking=masking)
+        words = {"compress": TopK(1.0), "feedback": feedback}
+        return [comm.reduce_scatter(xs[comm.rank], **words) for _ in range(3)]
+
+    total = xs[0] + xs[1] + xs[2]
+    for rank, found in enumerate(ran(calls)):
+        own = total[20 * rank : 20 * rank + 20]
+        for one, times in zip(found, (1, 1, 1) if masking else (1, 1.5, 1.75), strict=True):
+            assert np.array_equal(one, own * np.float32(times))
 
 
 @pytest.mark.parametrize("name", ["broadcast", "all_gather", "reduce_scatter"])
