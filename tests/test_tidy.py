@@ -188,7 +188,7 @@ ROOMS = {
     | {"compress"},
     "gradients": EVERYBODY | {"_core", "ops", "cost", "arrays", "compress"},
     "launch": EVERYBODY | {"bootstrap"},
-    "jax": EVERYBODY | {"_core", "schedule", "arrays", "comm"},
+    "jax": EVERYBODY | {"_core", "ops", "schedule", "arrays", "comm", "compress"},
     "local_updates": EVERYBODY | {"arrays", "compress", "gradients"},
     "optim": {"foreign_words", "gradients", "local_updates"},
     "ps": EVERYBODY | {"_core", "arrays", "bootstrap", "comm"},

@@ -6,8 +6,8 @@ A two-shot all_reduce cuts the values into parts, each of which has an owner:
     from_owners    all ranks get the codes of the folded parts
 
 Each of them begins with a message that has one length on all ranks. It has a head, which tells the
-lengths of codes and compares the arguments of the ranks, and room for the codes themselves. Codes
-that exceed the room follow in a second message, whose lengths all ranks then know.
+lengths of codes and compares the arguments of the ranks, and space for the codes themselves. Codes
+that exceed the space follow in a second message, whose lengths all ranks then know.
 
 A rank whose codec raises tells the others with the next of these exchanges, so all ranks raise.
 """
@@ -121,7 +121,7 @@ def agree_first(comm: Any, name: str, facts: Sequence[Any]) -> None:
 
 
 class Encoded:
-    """What a codec has made to be sent, or the error that it met, which the other ranks are told.
+    """The codes to send, or the error that the codec raised, which the other ranks are told.
 
     ``codes``: of one owner's part, or a list of those for each rank.
     """
@@ -143,10 +143,10 @@ def to_owners(comm: Any, name: str, facts: Sequence[Any], mine: Encoded) -> list
     It compares ``facts`` before, and raises as ``agree`` does. Raises the error of ``mine``; on
     other ranks ReductionError that names the rank whose codec raised.
     """
-    told, room = _told(name, facts), room_bytes(comm.size)
+    told, space = _told(name, facts), inline_bytes(comm.size)
     codes = [NO_CODES] * comm.size if mine.error is not None else mine.codes
     head = np.array([_tag(told), mine.error is not None, *map(len, codes)], np.int64)
-    received = comm.all_to_all(np.stack([_slot(head, one, room) for one in codes]))
+    received = comm.all_to_all(np.stack([_slot(head, one, space) for one in codes]))
     heads = _heads(received, len(head))
     _compare(comm, name, told, heads[:, 0].tolist())
     _raise_failures(mine, [(rank, -1) for rank in np.flatnonzero(heads[:, 1]).tolist()], name)
@@ -154,11 +154,11 @@ def to_owners(comm: Any, name: str, facts: Sequence[Any], mine: Encoded) -> list
     sent_here = lengths[:, comm.rank].tolist()
     begin = head.nbytes
     firsts = [line[begin : begin + n] for line, n in zip(received, sent_here, strict=True)]
-    rests = np.maximum(lengths - room, 0)
+    rests = np.maximum(lengths - space, 0)
     if not rests.any():
         return firsts
     later = comm.all_to_all(
-        np.concatenate([np.asarray(one, np.uint8)[room:] for one in codes]), lengths=rests.tolist()
+        np.concatenate([np.asarray(one, np.uint8)[space:] for one in codes]), lengths=rests.tolist()
     )
     cuts = np.cumsum(rests[:, comm.rank])[:-1]
     return [_joined(*both) for both in zip(firsts, np.split(later, cuts), strict=True)]
@@ -194,20 +194,20 @@ def from_owners(comm: Any, mine: Encoded, name: str) -> Replies:
     Raises the error of ``mine``; on other ranks ReductionError that names the rank at fault: that
     which sent codes that do not decode, or the owner whose codec raised.
     """
-    failed, room = mine.error is not None, room_bytes(comm.size)
+    failed, space = mine.error is not None, inline_bytes(comm.size)
     codes = NO_CODES if failed else mine.codes
     # The rank whose codes do not decode.
     sender = mine.error.rank if isinstance(mine.error, ReductionError) else None
     head = np.array([len(codes), mine.form, failed, -1 if sender is None else sender], np.int64)
-    received = comm.all_gather(_slot(head, codes, room)[None], lengths=[1] * comm.size)
+    received = comm.all_gather(_slot(head, codes, space)[None], lengths=[1] * comm.size)
     rows = _heads(received, len(head)).tolist()
     _raise_failures(mine, [(owner, row[3]) for owner, row in enumerate(rows) if row[2]], name)
     begin, lengths = head.nbytes, [row[0] for row in rows]
     firsts = [line[begin : begin + n] for line, n in zip(received, lengths, strict=True)]
-    rests = [max(n - room, 0) for n in lengths]
+    rests = [max(n - space, 0) for n in lengths]
     work: Any = _EndedWork()
     if any(rests):
-        rest = np.ascontiguousarray(codes[room:], np.uint8)
+        rest = np.ascontiguousarray(codes[space:], np.uint8)
         work = comm.all_gather(rest, lengths=rests, async_op=True)
     return Replies(work, [row[1] for row in rows], firsts, rests)
 
@@ -230,16 +230,16 @@ def _raise_failures(mine: Encoded, failed: list[tuple[int, int]], name: str) -> 
     raise ReductionError(why, rank=rank, ranks=ranks, operation=name)
 
 
-def room_bytes(size: int) -> int:
+def inline_bytes(size: int) -> int:
     """Return the bytes of codes that travel behind a head, a function of the ranks alone."""
     return min(_ROOM_BYTES, _ROOM_BYTES_OF_ALL // size // _WORD_BYTES * _WORD_BYTES)
 
 
-def _slot(head: Array, codes: Array, room: int) -> Array:
+def _slot(head: Array, codes: Array, space: int) -> Array:
     """Return a head and the first codes behind it, a single axis of one length on all ranks."""
-    slot = np.zeros(head.nbytes + room, np.uint8)
+    slot = np.zeros(head.nbytes + space, np.uint8)
     slot[: head.nbytes] = head.view(np.uint8)
-    first = codes[:room]
+    first = codes[:space]
     slot[head.nbytes : head.nbytes + len(first)] = first
     return slot
 

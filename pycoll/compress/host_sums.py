@@ -26,7 +26,7 @@ from pycoll.types import ReduceOp
 
 
 class Encoders:
-    """Who encodes and who owns which of ``count`` values.
+    """The division of ``count`` values among the ranks that encode them and own them.
 
     Attributes: ``shard``, the values that this rank encodes; ``column``, the ranks that encode the
     same values, in the order of hosts, empty where this rank encodes nothing; ``parts``, the values

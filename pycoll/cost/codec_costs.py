@@ -15,7 +15,7 @@ longer of both times, and the k-th part of the shorter one. Where ranks share co
 overlaps.
 
 Codecs of places and values are sequences of collectives: an all_to_all of codes to the owners of
-parts, and an all_gather of the folded parts. Each begins with a message of heads, which has room
+parts, and an all_gather of the folded parts. Each begins with a message of heads, which has space
 for short codes; longer ones follow in a second message. On several hosts with several ranks, an
 all_to_all of values inside hosts goes before, and each shard of the sums is encoded by one rank of
 each host. Where all ranks send the same places, an all_reduce of the values follows the heads. The
@@ -139,8 +139,8 @@ def _composed(topology: Topology, nbytes: int, coded: Coded, parameters: Paramet
         if len(among.hosts) == hosts:
             wire += wire_bytes(collective, name, among, length, parameters)
 
-    room = room_bytes(size)
-    heads, slow = HEAD_BYTES * (2 + size) + room, max(parameters.per_core, 1.0)
+    space = inline_bytes(size)
+    heads, slow = HEAD_BYTES * (2 + size) + space, max(parameters.per_core, 1.0)
     add(Collective.ALL_TO_ALL, heads * size)
     rate = rate_of(coded.name, parameters)
     if coded.way == COMMON:
@@ -157,16 +157,16 @@ def _composed(topology: Topology, nbytes: int, coded: Coded, parameters: Paramet
         by = f"sums inside hosts, {by}"
     # All columns move codes at the same time, over the same links.
     codes, owners = coded.ratio * nbytes, shards * column.size
-    add(Collective.ALL_TO_ALL, codes - room * owners, column)
-    add(Collective.ALL_GATHER, (HEAD_BYTES * _REPLY_NUMBERS + room) * size)
+    add(Collective.ALL_TO_ALL, codes - space * owners, column)
+    add(Collective.ALL_GATHER, (HEAD_BYTES * _REPLY_NUMBERS + space) * size)
     # At worst no two ranks send the same place; longer sums travel as plain values.
     sums = min(column.size * coded.ratio, 1.0) * nbytes
-    add(Collective.ALL_GATHER, sums - room * owners)
+    add(Collective.ALL_GATHER, sums - space * owners)
     core_s = rate.seconds(nbytes / shards, (1 + 1 / shards) * nbytes)
     return CodedCost(by, links, core_s * slow, 1, wire)
 
 
-def room_bytes(size: int) -> int:
+def inline_bytes(size: int) -> int:
     """The bytes of codes behind a head, in the messages of composed codecs among ``size`` ranks."""
     return min(_ROOM_BYTES, _ROOM_BYTES_OF_ALL // size // HEAD_BYTES * HEAD_BYTES)
 

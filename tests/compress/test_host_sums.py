@@ -238,4 +238,4 @@ def test_the_model_knows_the_room_behind_heads() -> None:
     from pycoll.compress import coded_exchange
 
     for size in (1, 2, 3, 7, 64, 1000, 100_000):
-        assert codec_costs.room_bytes(size) == coded_exchange.room_bytes(size)
+        assert codec_costs.inline_bytes(size) == coded_exchange.inline_bytes(size)
