@@ -214,6 +214,18 @@ std::uint64_t capture_on(const DeviceHandle& self, std::uintptr_t stream) {
   return capture;
 }
 
+std::uintptr_t scratch_memory(const DeviceHandle& self, std::size_t bytes) {
+  device::Communicator& native = self.native();
+  device::Address made = 0;
+  Status status;
+  {
+    const ReleasedGil release;
+    status = native.scratch(bytes, &made);
+  }
+  raise_if_failed(status, "");
+  return made;
+}
+
 py::bytes read_memory(const DeviceHandle& self, std::uintptr_t address, std::size_t bytes) {
   std::string made(bytes, '\0');
   device::Communicator& native = self.native();
@@ -328,10 +340,10 @@ void bind_devices(py::module_& module) {
       .def("lapse", &lapse_array, py::arg("number"))
       .def("let_go", &arrays_let_go,
            "Numbers that have lapsed and whose arrays no peer writes to any longer.")
+      .def("scratch", &scratch_memory, py::arg("nbytes"))
       .def("read", &read_memory, py::arg("address"), py::arg("nbytes"),
-           "Copy memory of the device that no kernel uses meanwhile, to bytes of the host.")
-      .def("write", &write_memory, py::arg("address"), py::arg("data"),
-           "Copy bytes to memory of the device that no kernel uses meanwhile.")
+           "Copy memory of the device that no kernel uses meanwhile; write() copies to it.")
+      .def("write", &write_memory, py::arg("address"), py::arg("data"))
       .def("failure", &failure_of_device)
       .def("close", &close_device);
   bind_staging(module);

@@ -60,6 +60,13 @@ std::optional<device::Coding> coding_of(const py::tuple& words) {
     made.divisor = words[11].cast<std::uint32_t>();
     return made;
   }
+  if (kind == "total") {
+    device::Coding made = begun(Step::kTotal, words);
+    take_values(&made, words);
+    take_result(&made, words, 7);
+    made.rows = words[9].cast<std::uint32_t>();
+    return made;
+  }
   if (kind == "correct") {
     device::Coding made = begun(Step::kCorrect, words);
     take_values(&made, words);

@@ -2,6 +2,7 @@
 #include "device/communicator.h"
 
 #include <algorithm>
+#include <bit>
 #include <chrono>
 #include <system_error>
 #include <thread>
@@ -291,6 +292,20 @@ Status Communicator::check_memory(const void* address, const std::string& name) 
   return invalid_argument(name + " is on device " + std::to_string(ordinal) +
                           ", but this rank uses device " + std::to_string(options_.gpu->ordinal()) +
                           ": a communicator stays with the device of its first device array");
+}
+
+Status Communicator::scratch(std::size_t bytes, Address* memory) {
+  const std::lock_guard<std::mutex> lock(launching_);
+  const Gpu::Current current(*options_.gpu);
+  Status status = current.status();
+  if (status.ok() && (scratch_.empty() || scratch_.back().bytes() < bytes)) {
+    Reserved larger;
+    status = Reserved::take(options_.gpu, Reserved::Kind::kDevice, std::bit_ceil(bytes), "codes",
+                            &larger);
+    if (status.ok()) scratch_.push_back(std::move(larger));
+  }
+  if (status.ok()) *memory = scratch_.back().address();
+  return status;
 }
 
 Status Communicator::read(void* to, Address from, std::size_t bytes) {

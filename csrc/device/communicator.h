@@ -120,6 +120,11 @@ class Communicator {
   // kInvalidArgument if `address` is not memory of this device. `name` is the argument's name.
   Status check_memory(const void* address, const std::string& name) const;
 
+  // Memory for the steps of an operation, at least so many bytes, with any content. Operations use
+  // the same memory in their order, in graphs as well. It grows by new memory. kTransport where the
+  // device has too little.
+  Status scratch(std::size_t bytes, Address* memory);
+
   // Copy between the host and memory that no kernel uses meanwhile; they wait for the copy alone.
   Status read(void* to, Address from, std::size_t bytes);
   Status write(Address to, const void* from, std::size_t bytes);
@@ -182,6 +187,7 @@ class Communicator {
     std::vector<std::uint32_t> beats;
   };
   std::array<Lapsed, kRegisteredMax> lapsed_;
+  std::vector<Reserved> scratch_;  // the last one is in use; operations under way may use others
 
   std::atomic<bool> failed_{false};
   std::atomic<bool> leaving_{false};

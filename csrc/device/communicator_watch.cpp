@@ -177,6 +177,10 @@ Communicator::~Communicator() {
     programs_->abandon();
     words_memory_.abandon();
   }
+  // The steps behind a kernel that was told to stop may still run.
+  if (failed_.load(std::memory_order_acquire)) {
+    for (Reserved& one : scratch_) one.abandon();
+  }
   if (own_stream_ != nullptr) (void)options_.gpu->driver().stream_destroy(own_stream_);
 }
 

@@ -1,6 +1,6 @@
 """Collectives with a dense codec for device arrays: collectives of bytes around kernels.
 
-docs/gpu.md describes them; ``pycoll.device.device_codes`` has the steps.
+docs/gpu.md describes them; ``pycoll.device.coded_rounds`` has the steps.
 """
 
 from __future__ import annotations
@@ -20,21 +20,14 @@ if TYPE_CHECKING:
     from pycoll.comm.operations import Core
     from pycoll.comm.plans import Prepared
     from pycoll.comm.work import Work
-    from pycoll.device.device_codes import CodedCall, Exchange
+    from pycoll.device.coded_rounds import CodedCall, Exchange
 
-#: The collectives of bytes of each collective.
-_EXCHANGES = {
-    Collective.ALL_REDUCE: (Collective.ALL_TO_ALL, Collective.ALL_GATHER),
-    Collective.REDUCE_SCATTER: (Collective.ALL_TO_ALL,),
-    Collective.ALL_GATHER: (Collective.ALL_GATHER,),
-    Collective.BROADCAST: (Collective.BROADCAST,),
-}
-#: Marks them. No dimension of an array is as large.
+#: Marks the collectives of bytes. No dimension of an array is as large.
 _MARK = 1 << 61
 
 
 class Ready(NamedTuple):
-    """A collective of one array. ``prepared`` holds all that ranks agree on."""
+    """The array of a call. ``prepared`` holds all that ranks agree on."""
 
     prepared: Prepared
     source: Any
@@ -62,14 +55,7 @@ def run_coded(
     communicator: Core, ready: Ready, async_op: bool, feedback: Any, finish: Callable[[], Any]
 ) -> Any:
     """Run the collective of one array, and return ``finish()``, or a Work of that."""
-    _check_type(ready)
-    if feedback is not None:
-        feedback.check_free()
-
-    def start(finish: Callable[[], Any]) -> Any:
-        return _launch(communicator, ready, async_op, feedback, 0, finish)
-
-    return _served(communicator, start, async_op, feedback, finish)
+    return _run(communicator, [ready], async_op, feedback, finish)
 
 
 def start_coded_list(
@@ -81,7 +67,7 @@ def start_coded_list(
     async_op: bool,
     feedback: Any,
 ) -> Work:
-    """Start the all_reduce of each array of a list in turn. The Work's result is ``results()``.
+    """Start the all_reduce of a list. The Work's result is ``results()``.
 
     ``words``: the arguments op, algorithm and deterministic, and the codec. Raises
     InvalidArgumentError unless all arrays are on a device.
@@ -91,33 +77,7 @@ def start_coded_list(
             "x has arrays in host memory and on a device: with compress pass lists of one kind"
         )
     ready = [_member(communicator, one, stream, *words) for one in members]
-    call = _core.CallArrays()
-    for one in ready:
-        _check_type(one)
-        call.add(one.prepared.dtype, one.prepared.op, one.source.shape)
-    if len(ready) > 1:  # a shorter list of another rank is found at its first array
-        ready = [
-            one._replace(prepared=one.prepared._replace(key=one.prepared.key ^ call.key))
-            for one in ready
-        ]
-    if feedback is not None:
-        feedback.check_free()
-
-    def start(finish: Callable[[], Any]) -> Any:
-        earlier = [
-            _launch(communicator, one, async_op, feedback, number, _nothing)
-            for number, one in enumerate(ready[:-1])
-        ]
-
-        def last() -> Any:
-            for work in earlier:
-                if work is not None:
-                    work.wait()
-            return finish()
-
-        return _launch(communicator, ready[-1], async_op, feedback, len(earlier), last)
-
-    made = _served(communicator, start, async_op, feedback, results)
+    made = _run(communicator, ready, async_op, feedback, results)
     if async_op:
         return cast("Work", made)
     work = _core.open_work()
@@ -158,22 +118,35 @@ def _check_type(ready: Ready) -> None:
         )
 
 
-def _nothing() -> None:
-    pass
-
-
-def _served(
+def _run(
     communicator: Core,
-    start: Callable[[Callable[[], Any]], Any],
+    ready: Sequence[Ready],
     async_op: bool,
     feedback: Any,
     finish: Callable[[], Any],
 ) -> Any:
-    """Return ``start(finish)``, and count the call of a Feedback that is free."""
+    """Launch the collective of some arrays, and count the call of a Feedback that is free."""
+    from pycoll.device.device_operations import OnDevice
+
+    for one in ready:
+        _check_type(one)
+    call, exchanges = _call_of(communicator, ready)
+    members = [OnDevice(one.source, one.target, one.place) for one in ready]
+    kept = [
+        _Kept(feedback, tuple(one.source.shape), number)
+        if feedback is not None and one.source is not None
+        else None
+        for number, one in enumerate(ready)
+    ]
+    devices = communicator._on_devices()
+
+    def start(finish: Callable[[], Any]) -> Any:
+        return devices.run_coded(call, exchanges, members, kept, async_op, finish)
+
     if feedback is None:
         return start(finish)
+    feedback.check_free()
     if async_op:
-        devices = communicator._on_devices()
 
         def failure() -> Any:
             return communicator._native.failure() or devices.failure()
@@ -185,44 +158,36 @@ def _served(
     return made
 
 
-def _launch(
-    communicator: Core,
-    ready: Ready,
-    async_op: bool,
-    feedback: Any,
-    number: int,
-    finish: Callable[[], Any],
-) -> Any:
-    """Launch the collective of one array, the ``number``-th of its call."""
-    kept = None
-    if feedback is not None and ready.source is not None:
-        kept = _Kept(feedback, tuple(ready.source.shape), number)
-    ends = (ready.source, ready.target)
-    call = _call_of(communicator, ready.prepared, ready.counts)
-    return communicator._on_devices().run_coded(call, ends, async_op, finish, ready.place, kept)
+def _call_of(communicator: Core, ready: Sequence[Ready]) -> tuple[CodedCall, list[Exchange]]:
+    from pycoll.device.coded_rounds import CodedCall, Exchange, hosts_of, parts_of
+    from pycoll.device.device_codes import Parts
 
-
-def _call_of(communicator: Core, prepared: Prepared, counts: list[int]) -> CodedCall:
-    from pycoll.device.device_codes import CodedCall, Exchange, Parts, cut
-
+    prepared = ready[0].prepared
     codec, size, plan = prepared.codec, communicator.size, prepared.plan
     assert codec is not None  # the caller has a codec
     collective = Collective(plan.collective)
-    lengths = cut(counts[0], size) if collective is Collective.ALL_REDUCE else tuple(counts)
-    parts = Parts(codec, lengths)
-
-    def exchange(of: Collective) -> Exchange:
-        blocks = {Collective.ALL_TO_ALL: size * size, Collective.ALL_GATHER: size}.get(of, 1)
-        found = communicator._prepare(
-            of, DType.UINT8, None, plan.root, parts.nbytes, None, None, (_MARK,)
-        )
-        # A sum and a mean have equal codes of the parts, so the key has to tell them apart.
-        key = found.key ^ prepared.key ^ prepared.op << 40
-        lanes = communicator._plans.lanes(found.plan)
-        return Exchange(found._replace(key=key), lanes, [parts.stride] * blocks)
-
+    hosts = hosts_of(communicator._topology, collective)
+    arrays = [
+        parts_of(codec, one.counts[0], hosts, size)
+        if collective is Collective.ALL_REDUCE
+        else Parts(codec, tuple(one.counts), range(len(one.counts)))
+        for one in ready
+    ]
     averages = prepared.reduction is not None and prepared.op == ReduceOp.AVG and size > 1
-    exchanges = [exchange(one) for one in _EXCHANGES[collective]]
-    return CodedCall(
-        collective, parts, communicator.rank, plan.root, size if averages else 0, exchanges
-    )
+    divisor = size if averages else 0
+    call = CodedCall(collective, arrays, communicator.rank, plan.root, divisor, hosts)
+    # A sum and a mean have equal codes of the parts, so the key has to tell them apart.
+    agreed = prepared.key ^ prepared.op << 40
+    if len(ready) > 1:
+        told = _core.CallArrays()
+        for one in ready:
+            told.add(one.prepared.dtype, one.prepared.op, one.source.shape)
+        agreed ^= told.key
+    exchanges = []
+    for of, counts in call.exchanges():
+        found = communicator._prepare(
+            of, DType.UINT8, None, plan.root, call.exchanged, None, None, (_MARK,)
+        )
+        lanes = communicator._plans.lanes(found.plan)
+        exchanges.append(Exchange(found._replace(key=found.key ^ agreed), lanes, counts))
+    return call, exchanges

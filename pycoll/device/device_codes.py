@@ -1,19 +1,10 @@
-"""Collectives of device arrays with a codec: codes are made, folded and decoded on the device.
-
-An all_reduce is six launches in one stream: a kernel encodes the parts of the other ranks; an
-all_to_all of bytes brings them to their owners; a kernel folds each part in full precision and in
-rank order, and another one encodes the sum once; an all_gather of bytes brings the codes to all
-ranks; a kernel decodes them. So the bits are those of arrays in host memory on one host.
-
-A reduce_scatter ends with the fold. An all_gather and a broadcast encode what a rank sends, itself
-included, and decode what arrives.
-"""
+"""Codes and residuals of arrays on devices, and the steps of the kernel that makes them."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -21,15 +12,11 @@ from pycoll import _core
 from pycoll.arrays.device_view import DeviceView, Where
 from pycoll.device.device_copies import Copies, Copy
 from pycoll.errors import InvalidArgumentError, PycollError
-from pycoll.schedule.collectives import Collective
 from pycoll.types import ITEM_BYTES, DType
 
-if TYPE_CHECKING:
-    from pycoll.comm.plans import Prepared
-
-#: Parts of codes begin at multiples of this many bytes, so that no kernel loads them by bytes.
+#: Codes of a part begin at multiples of this many bytes, so that no kernel loads them by bytes.
 _ALIGNMENT = 16
-_FLOAT_BYTES = 4
+FLOAT_BYTES = 4
 _NAP_S = 50e-6
 
 
@@ -44,70 +31,100 @@ class Floats(NamedTuple):
         return self._replace(address=self.address + index * ITEM_BYTES[self.dtype])
 
 
+class Codes(NamedTuple):
+    """The codes of parts on the device: the address of the first, and the bytes to the next."""
+
+    address: int
+    stride: int
+
+    def of(self, part: int) -> Codes:
+        """Return the codes from a part on."""
+        return self._replace(address=self.address + part * self.stride)
+
+
 class Parts(NamedTuple):
     """Values in parts, each of which has codes of its own.
 
-    ``lengths``: the values of each part, one after the other.
+    ``lengths``: the values of each part, one after the other. ``of_ranks``: the part of each rank.
     """
 
     codec: _core.Codec
     lengths: tuple[int, ...]
-
-    @property
-    def stride(self) -> int:
-        """The bytes from one part's codes to the next."""
-        return -(-self.codec.nbytes(max(self.lengths)) // _ALIGNMENT) * _ALIGNMENT
+    of_ranks: Sequence[int]
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all codes."""
-        return len(self.lengths) * self.stride
+        """The bytes that the codes of a part take."""
+        return aligned(self.codec.nbytes(max(self.lengths)))
 
     def begin(self, part: int) -> int:
         """Return the number of values in front of a part."""
         return sum(self.lengths[:part])
 
-    def encode(
-        self, values: Floats, rests: int, codes: int, own: int, rank: int, chunk: int = 0
-    ) -> list[Copy]:
-        """Return the steps that encode all parts but ``own``, for ``rank``.
+    def encode(self, part: int, values: Floats, rests: int, codes: Codes, rank: int) -> Copy:
+        """Return the step that encodes a part for ``rank``.
 
-        ``rests``, ``codes``: addresses; 0 for no rests. ``own``: -1 for no part. ``chunk``: the
-        number of part 0.
+        ``values``: of the part. ``rests``: the address of its residual; 0 for none.
         """
+        length = self.lengths[part]
+        return ("encode", self.codec, *codes, length, *values, rests, 1, -1, part, rank)
+
+    def encode_all(self, values: Floats, rests: int, codes: Codes, rank: int) -> list[Copy]:
+        """Return the steps that encode the parts of all ranks but ``rank``, for it."""
         if self._is_even():
-            parts = (len(self.lengths), own, chunk, rank)
-            total = sum(self.lengths)
-            return [("encode", self.codec, codes, self.stride, total, *values, rests, *parts)]
-        made: list[Copy] = []
-        for part, length in enumerate(self.lengths):
+            total, parts = sum(self.lengths), len(self.lengths)
+            own = (parts, rank, 0, rank)
+            return [("encode", self.codec, *codes, total, *values, rests, *own)]
+        made = []
+        for number, part in enumerate(self.of_ranks):
             begin = self.begin(part)
-            left = rests and rests + _FLOAT_BYTES * begin
-            one = (*values.at(begin), left, 1, -1, chunk + part, rank)
-            if part != own:
-                to = codes + part * self.stride
-                made.append(("encode", self.codec, to, self.stride, length, *one))
+            left = rests and rests + FLOAT_BYTES * begin
+            if number != rank:
+                made.append(self.encode(part, values.at(begin), left, codes.of(number), rank))
         return made
 
-    def decode(self, codes: int, result: Floats) -> list[Copy]:
-        """Return the steps that decode all parts."""
+    def decode(self, codes: Codes, result: Floats) -> list[Copy]:
+        """Return the steps that decode the parts of all ranks."""
         if self._is_even():
             parts, total = len(self.lengths), sum(self.lengths)
-            return [("decode", self.codec, codes, self.stride, total, *result, parts)]
+            return [("decode", self.codec, *codes, total, *result, parts)]
         made: list[Copy] = []
-        for part, length in enumerate(self.lengths):
-            to = result.at(self.begin(part))
-            made.append(
-                ("decode", self.codec, codes + part * self.stride, self.stride, length, *to, 1)
-            )
+        for number, part in enumerate(self.of_ranks):
+            to, length = result.at(self.begin(part)), self.lengths[part]
+            made.append(("decode", self.codec, *codes.of(number), length, *to, 1))
         return made
+
+    def fold(
+        self, part: int, codes: Codes, own: Floats, result: Floats, rows: tuple[int, int, int]
+    ) -> Copy:
+        """Return the step that sums up a part of several ranks.
+
+        ``own``, ``result``: of the part. ``rows``: how many, the one of ``own``, and the divisor.
+        """
+        return ("fold", self.codec, *codes, self.lengths[part], *own, *result, *rows)
+
+    def total(self, count: int, values: Floats, stride: int, rows: int, result: Floats) -> Copy:
+        """Return the step that sums up ``rows`` rows of ``count`` values.
+
+        ``stride``: the bytes from one row to the next.
+        """
+        return ("total", self.codec, 0, stride, count, *values, *result, rows)
 
     def correct(self, count: int, values: Floats, velocities: int, momentum: float) -> Copy:
         """Return the step that makes ``count`` velocities of a call, momentum u + x."""
         return ("correct", self.codec, 0, 0, count, *values, velocities, momentum)
 
     def _is_even(self) -> bool:
-        return self.lengths == cut(sum(self.lengths), len(self.lengths))
+        """Whether one step knows all parts: they are cut evenly, and in the order of ranks."""
+        count = len(self.lengths)
+        return tuple(self.of_ranks) == tuple(range(count)) and self.lengths == cut(
+            sum(self.lengths), count
+        )
+
+
+def aligned(nbytes: int) -> int:
+    """Return the bytes up to the next place where codes may begin."""
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
 def cut(count: int, parts: int) -> tuple[int, ...]:
@@ -128,37 +145,6 @@ class Kept(Protocol):
 
     def memory(self, move: Callable[[Any], Residual], name: str) -> Residual:
         """Return "residuals" or "velocities" on the device, where ``move`` puts them."""
-
-
-class Exchange(NamedTuple):
-    """A collective of bytes. ``lanes``: the most that any rank's plan has."""
-
-    prepared: Prepared
-    lanes: int
-    counts: list[int]
-
-
-class CodedCall(NamedTuple):
-    """A collective with a codec, without its memory.
-
-    ``exchanges``: the collectives of bytes, in order. ``divisor``: of the sums, or 0.
-    """
-
-    collective: Collective
-    parts: Parts
-    rank: int
-    root: int
-    divisor: int
-    exchanges: list[Exchange]
-
-
-class Round(NamedTuple):
-    """An exchange with its memory, and the steps before and after it."""
-
-    source: DeviceView | None
-    target: DeviceView | None
-    before: list[Copy]
-    after: list[Copy]
 
 
 class Residual:
@@ -241,81 +227,6 @@ def residual_for(
         current = int(where.framework.stream(where.x))
         made.fill(np.asarray(kept), native.mark(current))
     elif made.view.count:
-        zero = bytes(_FLOAT_BYTES)
-        steps.before.append(("fill", made.view.address, _FLOAT_BYTES, made.view.count, zero))
+        zero = bytes(FLOAT_BYTES)
+        steps.before.append(("fill", made.view.address, FLOAT_BYTES, made.view.count, zero))
     return made
-
-
-def coded_rounds(
-    call: CodedCall,
-    ends: tuple[Floats, Floats],
-    residual: Residual | None,
-    memory: Callable[[int, int], DeviceView],
-) -> list[Round]:
-    """Return the rounds of a call, one for each of its exchanges.
-
-    ``ends``: values and result. ``memory`` returns new memory, for so many elements of a type.
-    """
-    rests = 0 if residual is None else residual.view.address
-    values, result = ends
-    if call.collective is Collective.ALL_GATHER:
-        return [_gathered(call, values, rests, result, memory)]
-    if call.collective is Collective.BROADCAST:
-        return [_broadcast(call, values, rests, result, memory)]
-    if call.collective is Collective.REDUCE_SCATTER:
-        return [_folded(call, values, rests, result, memory)]
-    parts, rank = call.parts, call.rank
-    length, place = parts.lengths[rank], _FLOAT_BYTES * parts.begin(rank)
-    total = Floats(memory(length, DType.FLOAT32).address, DType.FLOAT32)
-    first = _folded(call, values, rests, total, memory)
-    second = _gathered(call, total, rests and rests + place, result, memory)
-    return [first, second]
-
-
-def _folded(
-    call: CodedCall,
-    values: Floats,
-    rests: int,
-    result: Floats,
-    memory: Callable[[int, int], DeviceView],
-) -> Round:
-    """Return the round that brings each part to its owner, which folds it to ``result``."""
-    parts, rank = call.parts, call.rank
-    sent, arrived = memory(parts.nbytes, DType.UINT8), memory(parts.nbytes, DType.UINT8)
-    own = values.at(parts.begin(rank))
-    length, rows = parts.lengths[rank], (len(parts.lengths), rank, call.divisor)
-    fold = ("fold", parts.codec, arrived.address, parts.stride, length, *own, *result, *rows)
-    return Round(sent, arrived, parts.encode(values, rests, sent.address, rank, rank), [fold])
-
-
-def _gathered(
-    call: CodedCall,
-    values: Floats,
-    rests: int,
-    result: Floats,
-    memory: Callable[[int, int], DeviceView],
-) -> Round:
-    """Return the round that brings the codes of each rank's part to all ranks.
-
-    ``values``, ``rests``: of this rank's part.
-    """
-    parts, rank = call.parts, call.rank
-    mine = Parts(parts.codec, (parts.lengths[rank],))
-    sent, arrived = memory(parts.stride, DType.UINT8), memory(parts.nbytes, DType.UINT8)
-    before = mine.encode(values, rests, sent.address, -1, rank, rank)
-    return Round(sent, arrived, before, parts.decode(arrived.address, result))
-
-
-def _broadcast(
-    call: CodedCall,
-    values: Floats,
-    rests: int,
-    result: Floats,
-    memory: Callable[[int, int], DeviceView],
-) -> Round:
-    """Return the round that brings the codes of the root's values to all ranks."""
-    parts = call.parts
-    codes = memory(parts.nbytes, DType.UINT8)
-    is_root = call.rank == call.root
-    before = parts.encode(values, rests, codes.address, -1, call.rank) if is_root else []
-    return Round(codes if is_root else None, codes, before, parts.decode(codes.address, result))

@@ -24,8 +24,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pycoll import _core
 from pycoll.arrays.device_view import DeviceView, Where
 from pycoll.bootstrap.discovery.host import process_token
-from pycoll.device.device_codes import CodedCall, Floats, Kept, Residual, coded_rounds, residual_for
-from pycoll.device.device_copies import Conversion, Copies, conversion, order_memory
+from pycoll.device.coded_rounds import CodedCall, Ends, Exchange, coded_rounds
+from pycoll.device.device_codes import Floats, Kept, Residual, residual_for
+from pycoll.device.device_copies import Conversion, Copies, Copy, conversion, order_memory
 from pycoll.device.device_messages import MessagePlans, rounds_of
 from pycoll.device.device_registry import DeviceRegistry
 from pycoll.device.device_work import DeviceWork
@@ -193,16 +194,9 @@ class Devices:
             parts = []  # the kernels for one array are faster
         where = members[0].where
         launch = Launch(prepared, [count], lanes, async_op, where)
-        stream = where.handle()
-        others = {one.where.handle() for one in members} - {stream}
-        for other in others:
-            native.join(native.mark(other), stream)
+        stream, others = _joined(native, members)
         if copies.memory:
             order_memory(native, where, stream)
-        for member in members:
-            for view in (member.source, member.target):
-                if view.order is not None:
-                    view.order(stream)
         mark = launch.run(native, (first[0], nbytes), (first[1], nbytes), copies, parts)
         self._keep(where, async_op, native, mark, tuple(members), copies.memory)
         if mark is not None:
@@ -215,64 +209,58 @@ class Devices:
     def run_coded(
         self,
         call: CodedCall,
-        ends: tuple[Any, Any],
+        exchanges: Sequence[Exchange],
+        members: Sequence[OnDevice],
+        kept: Sequence[Kept | None],
         async_op: bool,
         finish: Callable[[], Any],
-        where: Where,
-        kept: Kept | None,
     ) -> Any:
-        """Launch a collective with a codec; see ``run`` and ``pycoll.device.device_codes``.
+        """Launch a collective with a codec; see ``run_list`` and ``pycoll.device.coded_rounds``.
 
-        ``kept``: the memory of the array's feedback; None without any.
+        ``kept``: the memory of each array's feedback; None without any.
         """
-        source, target = ends
-        native = self._opened(source, target)
-        stream = where.handle()
-        for view in (source, target):
-            if view is not None and view.order is not None:
-                view.order(stream)
-        copies, changed = Copies(), list[Residual]()
-        packed, made = copies.source(source, where), copies.target(target, where)
-        values = _floats(packed)
-        if kept is not None:
-            shape = tuple(source.shape)
-
-            def here(found: Any) -> Residual:
-                return residual_for(native, where, shape, found, copies)
-
-            changed.append(kept.memory(here, "residuals"))
-            if kept.momentum:
-                changed.append(kept.memory(here, "velocities"))
-                velocity = _floats(changed[1].view)
-                copies.before.append(
-                    call.parts.correct(source.count, values, velocity.address, kept.momentum)
-                )
-                values = velocity
-            copies.memory += changed
-        rounds = coded_rounds(
-            call,
-            (values, _floats(made)),
-            changed[0] if changed else None,
-            lambda count, dtype: copies.memory_for((count,), dtype, where),
-        )
-        order_memory(native, where, stream)
+        for source, target, _ in members:
+            native = self._opened(source, target)
+        where = members[0].where
+        stream, others = _joined(native, members)
+        copies, corrections = Copies(), list[Copy]()
+        ends, changed = [], list[Residual]()
+        for parts, member, one in zip(call.arrays, members, kept, strict=True):
+            values, result = copies.source(member.source, member.where), member.target
+            found = _residuals(native, member, one, copies)
+            memory = [_floats(each.view) for each in found]
+            given = _floats(values)
+            if one is not None and one.momentum:
+                count, to = member.source.count, memory[1].address
+                corrections.append(parts.correct(count, given, to, one.momentum))
+                given = memory[1]
+            rests = memory[0].address if memory else 0
+            ends.append(Ends(given, _floats(copies.target(result, member.where)), rests))
+            changed += found
+        copies.before += corrections
+        copies.memory += changed
+        rounds = coded_rounds(call, ends, native.scratch(call.scratch))
+        if copies.memory:
+            order_memory(native, where, stream)
         mark = None
-        for number, (one, exchange) in enumerate(zip(rounds, call.exchanges, strict=True)):
+        for number, (each, exchange) in enumerate(zip(rounds, exchanges, strict=True)):
             steps = Copies()
-            steps.before, steps.after = list(one.before), list(one.after)
+            steps.before, steps.after = list(each.before), list(each.after)
             if number == 0:
                 steps.before[:0] = copies.before
             if number == len(rounds) - 1:
                 steps.after += copies.after
             launch = Launch(exchange.prepared, exchange.counts, exchange.lanes, async_op, where)
-            mark = launch.run(native, _memory(one.source), _memory(one.target), steps)
+            mark = launch.run(native, each.source, each.target, steps)
         if changed and native.capture_of(stream) == 0:
             end = mark if mark is not None else native.mark(stream)
-            for memory in changed:
-                memory.changed(end)
-        self._keep(where, async_op, native, mark, (source, target), copies.memory)
+            for one_memory in changed:
+                one_memory.changed(end)
+        self._keep(where, async_op, native, mark, tuple(members), copies.memory)
         if mark is not None:
             return DeviceWork(native, mark, where, finish)
+        for other in others:
+            native.join(native.mark(stream), other)
         _hand_on(native, where)
         return finish()
 
@@ -455,6 +443,33 @@ class Devices:
 def _number(text: str) -> int:
     """Hash the text to 64 bits; equal numbers mean equal texts, except for hash collisions."""
     return int(hashlib.sha256(text.encode()).hexdigest()[:16], 16)
+
+
+def _joined(native: _core.DeviceCommunicator, members: Sequence[OnDevice]) -> tuple[int, set[int]]:
+    """Let the first member's stream wait for those of the others; return it, and them."""
+    stream = members[0].where.handle()
+    others = {one.where.handle() for one in members} - {stream}
+    for other in others:
+        native.join(native.mark(other), stream)
+    for member in members:
+        for view in (member.source, member.target):
+            if view is not None and view.order is not None:
+                view.order(stream)
+    return stream, others
+
+
+def _residuals(
+    native: _core.DeviceCommunicator, member: OnDevice, kept: Kept | None, copies: Copies
+) -> list[Residual]:
+    """Return the residual of an array, and its velocities where there is momentum."""
+    if kept is None:
+        return []
+
+    def here(found: Any) -> Residual:
+        return residual_for(native, member.where, tuple(member.source.shape), found, copies)
+
+    names = ["residuals", "velocities"] if kept.momentum else ["residuals"]
+    return [kept.memory(here, name) for name in names]
 
 
 def _hand_on(native: _core.DeviceCommunicator, where: Where) -> None:

@@ -146,7 +146,7 @@ bool Machine::advance() {
     Op& op = stream->ops.front();
     if (op.launch != nullptr) {
       const Device& on = device(stream->device);
-      const bool fits = on.resident + op.launch->blocks <= settings_.blocks;
+      const bool fits = on.resident + op.launch->room() <= settings_.blocks;
       if (!fits || (op.launch->cooperative && on.cooperative != 0)) continue;  // until others end
     }
     begin(*stream, op);
@@ -193,7 +193,7 @@ void Machine::begin_graph(Stream& stream, Op& op) {
 }
 
 void Machine::begin_launch(Stream& stream, Op& op) {
-  device(stream.device).resident += op.launch->blocks;
+  device(stream.device).resident += op.launch->room();
   device(stream.device).cooperative += op.launch->cooperative ? 1 : 0;
   launches_.push_back({&stream, op.launch});
 }
@@ -210,7 +210,7 @@ void Machine::start_launches(std::unique_lock<std::mutex>& lock) {
           const Kernel& kernel = *launch->kernel;
           device::Shared& own = (*shared)[block];
           if (kernel.copies) return device::run_copy(launch->copy);
-          if (kernel.codes) return device::run_coding(launch->coding);
+          if (kernel.codes) return device::run_codings(launch->codings);
           if (kernel.kind == device::KernelKind::kList) {
             return execute(kernel.protocol, launch->program, launch->list, own);
           }
@@ -218,7 +218,7 @@ void Machine::start_launches(std::unique_lock<std::mutex>& lock) {
         },
         [this, stream, launch] {
           const auto held = this->lock();
-          device(stream->device).resident -= launch->blocks;
+          device(stream->device).resident -= launch->room();
           device(stream->device).cooperative -= launch->cooperative ? 1 : 0;
           finish(*stream, stream->ops.front());
         },

@@ -67,7 +67,7 @@ struct Point {
 struct Kernel {
   device::Protocol protocol;
   device::KernelKind kind;
-  // The kernels that take a Copy or a Coding have no protocol and no kind.
+  // The kernels that take a Copy or Codings have no protocol and no kind.
   bool copies = false;
   bool codes = false;
   std::size_t launches = 0;
@@ -82,7 +82,11 @@ struct Launch {
   device::Call call{};
   device::ListCall list{};
   device::Copy copy{};
-  device::Coding coding{};
+  device::Codings codings{};
+
+  // The blocks that have to fit next to those of other kernels. Blocks of copies and codes wait for
+  // no other block, so they may run one after the other.
+  std::uint32_t room() const { return kernel->copies || kernel->codes ? 1 : blocks; }
 };
 
 struct Graph;

@@ -160,7 +160,7 @@ std::shared_ptr<Launch> launch_of(void* function, unsigned blocks, unsigned thre
     return launch;
   }
   if (launch->kernel->codes) {
-    launch->coding = *static_cast<const device::Coding*>(parameters[0]);
+    launch->codings = *static_cast<const device::Codings*>(parameters[0]);
     return launch;
   }
   launch->program = *static_cast<const device::Program*>(parameters[0]);

@@ -53,13 +53,15 @@ class Bytes {
   std::size_t count_;
 };
 
-void run(const Coding& coding, Prng& prng) {
+// Runs steps as one launch.
+void run(const std::vector<Coding>& codings, Prng& prng) {
   testing::Emulator emulator({prng.below(1u << 30) + 1});
-  Coding one = coding;
+  device::Codings one{};
+  for (const Coding& coding : codings) one.each[one.count++] = coding;
   one.blocks = static_cast<std::uint32_t>(1 + prng.below(3));
   const auto threads = static_cast<std::uint32_t>(device::kWarp * (1 + prng.below(3)));
   for (std::uint32_t block = 0; block < one.blocks; ++block) {
-    emulator.add_block(block, threads, [&] { device::run_coding(one); });
+    emulator.add_block(block, threads, [&] { device::run_codings(one); });
   }
   CHECK(emulator.run([](bool) { return false; }), "it hangs");
 }
@@ -201,7 +203,7 @@ Bytes check_encode(const Case& one, Prng& prng) {
   coding.values = given.at();
   coding.rests = one.has_rests ? rests.floats() : nullptr;
   coding.own = own;
-  run(coding, prng);
+  run({coding}, prng);
   CHECK(std::memcmp(codes.at(), expected.at(), one.stride() * one.parts) == 0, "%s: other codes",
         one.text().c_str());
   CHECK(alike(rests.as_floats(), left), "%s: other rests", one.text().c_str());
@@ -213,7 +215,7 @@ Bytes check_encode(const Case& one, Prng& prng) {
   return codes;
 }
 
-void check_decode(const Case& one, Bytes& codes, Prng& prng) {
+std::vector<float> decoded_on_host(const Case& one, Bytes& codes) {
   const kernels::CodecKernels host = kernels::codec_kernels(one.codec.kind, Isa::kPortable);
   std::vector<float> expected(one.count);
   for (std::uint32_t part = 0; part < one.parts; ++part) {
@@ -221,10 +223,15 @@ void check_decode(const Case& one, Bytes& codes, Prng& prng) {
     host.decode(expected.data() + piece.begin, codes.at() + part * one.stride(), piece.count,
                 one.codec);
   }
+  return expected;
+}
+
+void check_decode(const Case& one, Bytes& codes, Prng& prng) {
+  const std::vector<float> expected = decoded_on_host(one, codes);
   Bytes result(one.count * item_bytes(one.type), one.offset);
   Coding coding = one.coding(Coding::Step::kDecode, codes);
   coding.result = result.at();
-  run(coding, prng);
+  run({coding}, prng);
   CHECK(alike(got(result, one.count, one.type), rounded(expected, one.type)),
         "%s: decodes differently", one.text().c_str());
   CHECK(result.is_filler_around(), "%s: decodes to places outside", one.text().c_str());
@@ -268,7 +275,7 @@ void check_fold(const Case& one, Bytes& codes, Prng& prng) {
   coding.rows = one.parts;
   coding.own = own;
   coding.divisor = divisor;
-  run(coding, prng);
+  run({coding}, prng);
   CHECK(alike(got(result, part.count, type), rounded(expected, type)), "%s: folds differently",
         one.text().c_str());
   CHECK(result.is_filler_around(), "%s: folds to places outside", one.text().c_str());
@@ -286,11 +293,37 @@ void check_correct(const Case& one, Bytes& codes, Prng& prng) {
   coding.values = given.at();
   coding.result = result.at();
   coding.factor = 0.9f;
-  run(coding, prng);
+  run({coding}, prng);
   for (float& value : expected) value *= coding.factor;
   CHECK(alike(result.as_floats(), sums(expected, values)), "%s: corrects differently",
         one.text().c_str());
   CHECK(result.is_filler_around(), "%s: corrects places outside", one.text().c_str());
+}
+
+void check_total(const Case& one, Bytes& codes, Prng& prng) {
+  const std::size_t stride = one.count * item_bytes(one.type) + one.offset;
+  Bytes given(stride * one.parts, one.offset);
+  std::vector<float> expected;
+  for (std::uint32_t row = 0; row < one.parts; ++row) {
+    const std::vector<float> values = rounded(drawn(one.count, prng), one.type);
+    Bytes alone(one.count * item_bytes(one.type), 0);
+    put(alone, values, one.type);
+    if (one.count != 0) {
+      std::memcpy(given.at() + row * stride, alone.at(), one.count * item_bytes(one.type));
+    }
+    expected = row == 0 ? values : sums(expected, values);
+  }
+  Bytes result(one.count * sizeof(float), one.offset);
+  Coding coding = one.coding(Coding::Step::kTotal, codes);
+  coding.values = given.at();
+  coding.stride = stride;
+  coding.rows = one.parts;
+  coding.parts = 1;
+  coding.result = result.at();
+  coding.result_type = DType::kFloat32;
+  run({coding}, prng);
+  CHECK(alike(result.as_floats(), expected), "%s: sums up differently", one.text().c_str());
+  CHECK(result.is_filler_around(), "%s: sums up to places outside", one.text().c_str());
 }
 
 void check(Case one, Prng& prng) {
@@ -300,6 +333,7 @@ void check(Case one, Prng& prng) {
   check_decode(one, codes, prng);
   check_fold(one, codes, prng);
   check_correct(one, codes, prng);
+  check_total(one, codes, prng);
 }
 
 std::vector<Codec> codecs(std::uint32_t block) {
@@ -352,6 +386,37 @@ TEST(all_codes_decode_to_the_hosts_values) {
         codes.at()[i] = static_cast<std::byte>(round == 0 ? i : prng.below(256));
       }
       check_decode(one, codes, prng);
+    }
+  }
+}
+
+TEST(steps_of_one_launch_share_its_warps) {
+  Prng prng(15);
+  for (const Codec& codec : codecs(64)) {
+    std::vector<Case> cases;
+    std::vector<Bytes> codes;
+    std::vector<Bytes> results;
+    std::vector<Coding> steps;
+    const std::uint64_t number = 1 + prng.below(device::kCodingsMax);
+    for (std::uint64_t at = 0; at < number; ++at) {
+      const auto parts = static_cast<std::uint32_t>(1 + prng.below(3));
+      cases.push_back({codec, prng.below(300), parts, 0, false});
+      const std::size_t bytes = cases.back().stride() * parts;
+      codes.emplace_back(bytes, 0);
+      for (std::size_t i = 0; i < bytes; ++i) {
+        codes.back().at()[i] = static_cast<std::byte>(prng.below(256));
+      }
+      results.emplace_back(cases.back().count * sizeof(float), 0);
+    }
+    for (std::size_t at = 0; at < number; ++at) {
+      steps.push_back(cases[at].coding(Coding::Step::kDecode, codes[at]));
+      steps.back().result = results[at].at();
+    }
+    run(steps, prng);
+    for (std::size_t at = 0; at < number; ++at) {
+      CHECK(alike(results[at].as_floats(), decoded_on_host(cases[at], codes[at])),
+            "%s: step %zu of %zu decodes differently", cases[at].text().c_str(), at, steps.size());
+      CHECK(results[at].is_filler_around(), "step %zu decodes to places outside", at);
     }
   }
 }

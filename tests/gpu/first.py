@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 import pycoll
+from pycoll.compress import BF16, FP8, Block, Feedback, Sign
 from pycoll.tools.bench.cuda import Array, Stream, array
 
 #: Of an operation; a rank that never comes is told of after so long.
@@ -49,6 +50,21 @@ class Rank:
             made = [self.comm.all_reduce(x, algorithm="one_shot") for _ in range(6)]
             expected = values * np.uint64(self.comm.size)
             return all(bool((one.get() == expected).all()) for one in made)
+
+    def reduce_codes(self, count: int) -> bool:
+        """Whether a list of two arrays has the bits of arrays in host memory, with each codec."""
+        with self.stream:
+            values = np.arange(count, dtype=np.float32) % 97 + self.comm.rank
+            for codec in (BF16(), FP8(), Block("int8"), Block("int4"), Sign()):
+                arrays = [values, values[1:]]
+                expected = [self.comm.all_reduce(one, compress=codec) for one in arrays]
+                given = [array(one) for one in arrays]
+                self.comm.barrier()
+                made = self.comm.all_reduce(given, compress=codec, feedback=Feedback())
+                pairs = zip(made, expected, strict=True)
+                if not all(bool((one.get() == right).all()) for one, right in pairs):
+                    return False
+            return True
 
     def replay(self) -> bool:
         with self.stream:
@@ -113,7 +129,11 @@ def main() -> int:
     parser.add_argument("--count-max", type=int, default=1 << 20, help="elements of an array")
     parser.add_argument("--protocol", action="append", help="pattern, ll and simple if not given")
     words = parser.parse_args()
-    chosen = [("8 B", lambda one: one.reduce(None, 2)), ("graph", Rank.replay)]
+    chosen = [
+        ("8 B", lambda one: one.reduce(None, 2)),
+        ("graph", Rank.replay),
+        ("codecs", lambda one: one.reduce_codes(10_001)),
+    ]
     outcomes = []
     for size in (1, 2, 4):
         outcomes.append(check(size, "auto", chosen))

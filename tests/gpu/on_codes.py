@@ -198,6 +198,46 @@ def test_feedback_of_lists_and_of_host_and_device_in_turn(world: ThreadWorld) ->
     ranks_of(world, run)
 
 
+def test_lists_of_many_arrays_of_several_types(world: ThreadWorld) -> None:
+    """Each array has the bits that it has alone, empty ones and residuals included."""
+    kinds = [np.float32, np.float16, ml_dtypes.bfloat16]
+    lengths = [(37 * number) % 150 for number in range(40)]
+
+    def run(comm: pycoll.Communicator) -> None:
+        feedback, alone = Feedback(momentum=0.5), [Feedback(momentum=0.5) for _ in lengths]
+        for step in range(2):
+            given = [
+                (values(100 * step + 10 * number + comm.rank, count) / 1024).astype(
+                    kinds[number % 3]
+                )
+                for number, count in enumerate(lengths)
+            ]
+            words = {"compress": INT8, "async_op": bool(step)}
+            made = comm.all_reduce([array(x) for x in given], "avg", feedback=feedback, **words)
+            found = made.wait() if step else made
+            for number, x in enumerate(given):
+                one = comm.all_reduce(array(x), "avg", compress=INT8, feedback=alone[number])
+                assert coded_sums.same(found[number].get(), one.get(), x.dtype), (step, number)
+                left = np.asarray(alone[number].residual)
+                assert coded_sums.same(np.asarray(feedback.residual[number]), left), (step, number)
+
+    ranks_of(world, run)
+
+
+def test_lists_that_differ_are_a_mismatch() -> None:
+    made = fresh_world(2)
+
+    def run(comm: pycoll.Communicator) -> None:
+        comm.timeout_s = 5
+        lengths = (64, 64, 128) if comm.rank else (64, 128, 64)
+        given = [array(np.ones(count, np.float32)) for count in lengths]
+        error = failure_of(comm.all_reduce(given, compress=INT8, async_op=True).synchronize)
+        assert isinstance(error, pycoll.MismatchError), error
+
+    ranks_of(made, run)
+    made.close()
+
+
 @pytest.mark.parametrize("kind", [np.float16, ml_dtypes.bfloat16])
 def test_types_of_16_bits_give_the_bits_of_the_host(world: ThreadWorld, kind: Any) -> None:
     def run(comm: pycoll.Communicator) -> None:

@@ -11,12 +11,14 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import coded_sums
 import numpy as np
 import pytest
 from device_ranks import failure_of, leave_or_lose, on_stream
 from harness import ProcessWorld, ThreadWorld
 
 import pycoll
+from pycoll.compress import BF16, FP8, Block, Feedback, Sign
 from pycoll.tools.bench.cuda import Stream, array, current, driver
 
 SIZE = 4
@@ -76,6 +78,57 @@ def test_every_collective(world: ThreadWorld) -> None:
                     assert made.get().tobytes() == expected.tobytes()
 
     ranks_of(world, run)
+
+
+CODECS = [BF16(), FP8(block=64), Block("int4", block=32), Sign(block=64)]
+CODECS.append(Block("int8", block=64, rounding="stochastic", seed=3))
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=repr)
+def test_hosts_sum_up_their_values_before_they_encode(world: ThreadWorld, codec: Any) -> None:
+    """The bits are the oracle's, and those of arrays in host memory; residuals are, too."""
+    counts = (3, 700, 9001)
+    xs = [[coded_values(rank, count) for rank in range(SIZE)] for count in counts]
+    expected = [coded_sums.all_reduce_between_hosts(codec, one, HOSTS) for one in xs]
+
+    def run(comm: pycoll.Communicator) -> None:
+        mine = [one[comm.rank] for one in xs]
+        listed = comm.all_reduce([array(x) for x in mine], compress=codec)
+        kept, other = Feedback(), Feedback()
+        for x, many, right in zip(mine, listed, expected, strict=True):
+            assert coded_sums.same(comm.all_reduce(array(x), compress=codec).get(), right)
+            assert coded_sums.same(many.get(), right)
+        x = mine[1]
+        for _ in range(3):
+            words = {"compress": codec, "op": "avg"}
+            right = comm.all_reduce(x, feedback=kept, **words)
+            found = comm.all_reduce(array(x), feedback=other, **words)
+            assert coded_sums.same(found.get(), right)
+            assert coded_sums.same(np.asarray(other.residual), kept.residual)
+        half = (x / 1024).astype(np.float16)
+        right = comm.all_reduce(half, compress=codec)
+        found = comm.all_reduce(array(half), compress=codec)
+        assert coded_sums.same(found.get(), right, np.float16)
+        rows = x.reshape(100, 7)
+        for splits in (None, [40, 0, 25, 35]):
+            kept, other = Feedback(), Feedback()
+            for _ in range(2):
+                right = comm.reduce_scatter(rows, "avg", splits, compress=codec, feedback=kept)
+                found = comm.reduce_scatter(
+                    array(rows), "avg", splits, compress=codec, feedback=other
+                )
+                assert coded_sums.same(found.get(), right), splits
+                assert coded_sums.same(np.asarray(other.residual), kept.residual), splits
+        for call in (comm.all_gather, comm.broadcast):
+            assert coded_sums.same(call(array(x), compress=codec).get(), call(x, compress=codec))
+
+    ranks_of(world, run)
+
+
+def coded_values(rank: int, count: int) -> Any:
+    random = np.random.default_rng(1000 * count + rank)
+    values = random.standard_normal(count) * 2.0 ** random.integers(-20, 20, count)
+    return values.astype(np.float32)
 
 
 def test_long_messages(world: ThreadWorld) -> None:

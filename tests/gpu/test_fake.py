@@ -144,7 +144,7 @@ def test_what_a_gpu_is_checked_by_is_all_there_is() -> None:
 def test_what_tells_where_a_gpu_fails_first(environ: dict[str, str]) -> None:
     """Each of its steps is told, from one rank to four."""
     text = output_of(environ, "tests/gpu/first.py", "--count-max", "3000", timeout=60)
-    assert len(text.splitlines()) == 20
+    assert len(text.splitlines()) == 23
     assert all(line.startswith("ok ") for line in text.splitlines())
 
 
@@ -162,7 +162,8 @@ def test_the_benchmarks_run_on_the_fake_driver(environ: dict[str, str]) -> None:
     assert "in pattern" in text
     assert "copy from 0 to 1" in text
     assert len(text.splitlines()) == 4
-    words = ["--ranks", "2", "--sizes", "640", "--codec", "int8"]
+    words = ["--ranks", "2", "--sizes", "640", "--codec", "int8", "--arrays", "3"]
     text = output_of(environ, "bench/gpu.py", *words, timeout=120)
     assert "with int8" in text
+    assert "lists of 3 arrays" in text
     assert [line.split()[-1] for line in text.splitlines()[2:]] == ["0", "0"]

@@ -136,6 +136,7 @@ Status Gpu::load(std::span<const std::byte> image) {
                         "load pycoll's kernels on device " + std::to_string(ordinal_));
   int cooperative = 0;
   int multiprocessors = 0;
+  int coders = 0;
   int resident = 1 << 20;
   for (std::uint32_t protocol = 0; protocol < kProtocolCount && status.ok(); ++protocol) {
     for (std::uint32_t kind = 0; kind < kKernelKindCount && status.ok(); ++kind) {
@@ -157,6 +158,9 @@ Status Gpu::load(std::span<const std::byte> image) {
                    std::string("find the kernel ") + name);
   }
   if (!status.ok()) return status;
+  status = check(driver_, driver_.occupancy(&coders, coder_, kCodingThreads, 0),
+                 std::string("tell how many blocks of ") + kCodeName + " run at once");
+  if (!status.ok()) return status;
   status = check(driver_, driver_.device_attribute(&cooperative, kAttributeCooperative, device_),
                  "tell whether it launches cooperatively");
   if (status.ok()) {
@@ -172,6 +176,7 @@ Status Gpu::load(std::span<const std::byte> image) {
         "never run: pass arrays in host memory");
   }
   blocks_max_ = static_cast<std::uint32_t>(resident * multiprocessors);
+  coder_blocks_ = static_cast<std::uint32_t>(coders * multiprocessors);
   return Status();
 }
 

@@ -85,6 +85,8 @@ class Gpu {
   const std::string& name() const { return name_; }
   // Blocks of kThreadsMax threads, of any kernel, that run at the same time.
   std::uint32_t blocks_max() const { return blocks_max_; }
+  // Blocks of kCodingThreads threads of coder() that run at the same time.
+  std::uint32_t coder_blocks() const { return coder_blocks_; }
   // Whether descriptors can name its memory (shared_memory.h).
   bool has_descriptors() const { return has_descriptors_; }
   // The driver's current value of one of kAttribute...; 0 if the driver does not know it.
@@ -118,6 +120,7 @@ class Gpu {
   Uuid uuid_{};
   std::string name_;
   std::uint32_t blocks_max_ = 0;
+  std::uint32_t coder_blocks_ = 0;
   bool has_descriptors_ = false;
   mutable std::atomic<bool> together_{false};  // a Together holds the right
   FunctionHandle copier_ = nullptr;

@@ -52,7 +52,7 @@ Status check_uncaptured(const Gpu& gpu, StreamHandle stream) {
 
 namespace {
 
-Status launch_step(const Gpu& gpu, Copy copy, StreamHandle stream) {
+Status launch_copy(const Gpu& gpu, Copy copy, StreamHandle stream) {
   if (copy.count == 0) return Status();
   const std::uint64_t wanted = div_ceil(copy.count, kThreadsMax);
   copy.blocks = static_cast<std::uint32_t>(std::min<std::uint64_t>(wanted, gpu.blocks_max()));
@@ -64,27 +64,43 @@ Status launch_step(const Gpu& gpu, Copy copy, StreamHandle stream) {
 }
 
 // Few warps are spread over the multiprocessors, each of which runs blocks of its own.
-Status launch_step(const Gpu& gpu, Coding coding, StreamHandle stream) {
-  const std::uint64_t warps = warps_of(coding);
+Status launch_codings(const Gpu& gpu, Codings& codings, StreamHandle stream) {
+  std::uint64_t warps = 0;
+  for (std::uint32_t at = 0; at < codings.count; ++at) warps += warps_of(codings.each[at]);
   if (warps == 0) return Status();
-  coding.blocks = static_cast<std::uint32_t>(std::min<std::uint64_t>(warps, gpu.blocks_max()));
-  const std::uint64_t wanted = div_ceil(warps, coding.blocks) * kWarp;
-  const auto threads = static_cast<std::uint32_t>(std::min<std::uint64_t>(wanted, kThreadsMax));
-  void* parameters[] = {&coding};
+  codings.blocks = static_cast<std::uint32_t>(std::min<std::uint64_t>(warps, gpu.coder_blocks()));
+  const std::uint64_t wanted = div_ceil(warps, codings.blocks) * kWarp;
+  const auto threads = static_cast<std::uint32_t>(std::min<std::uint64_t>(wanted, kCodingThreads));
+  void* parameters[] = {&codings};
   return check(
       gpu.driver(),
-      gpu.launch(Gpu::Launch::kPlain, gpu.coder(), coding.blocks, threads, stream, parameters),
+      gpu.launch(Gpu::Launch::kPlain, gpu.coder(), codings.blocks, threads, stream, parameters),
       "launch the kernel of a codec");
 }
 
 }  // namespace
 
+// Neighbouring codings of one kind share launches.
 Status launch_steps(const Gpu& gpu, const std::vector<LocalStep>& steps, StreamHandle stream) {
+  Codings codings{};
   Status status;
+  const auto flush = [&] {
+    if (status.ok()) status = launch_codings(gpu, codings, stream);
+    codings.count = 0;
+  };
   for (const LocalStep& step : steps) {
-    if (!status.ok()) break;
-    status = std::visit([&](const auto& one) { return launch_step(gpu, one, stream); }, step);
+    const auto* coding = std::get_if<Coding>(&step);
+    const bool joins = coding != nullptr && codings.count < kCodingsMax &&
+                       (codings.count == 0 || codings.each[0].step == coding->step);
+    if (!joins) flush();
+    if (!status.ok()) return status;
+    if (coding != nullptr) {
+      codings.each[codings.count++] = *coding;
+    } else {
+      status = launch_copy(gpu, std::get<Copy>(step), stream);
+    }
   }
+  flush();
   return status;
 }
 

@@ -16,7 +16,7 @@ namespace pycoll::device {
 using LocalStep = std::variant<Copy, Coding>;
 
 // Steps on this rank's memory that belong to an operation, in order: before it in its stream and
-// after it.
+// after it. None of neighbouring codings of one kind reads what another one writes.
 struct Copies {
   std::vector<LocalStep> before;
   std::vector<LocalStep> after;

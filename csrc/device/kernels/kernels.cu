@@ -62,7 +62,8 @@ extern "C" __global__ void __launch_bounds__(pycoll::device::kThreadsMax, 1)
   pycoll::device::run_copy(copy);
 }
 
-extern "C" __global__ void __launch_bounds__(pycoll::device::kThreadsMax, 1)
-    pycoll_code(const __grid_constant__ pycoll::device::Coding coding) {
-  pycoll::device::run_coding(coding);
+// Registers for five blocks of a multiprocessor, which hide the latency of each other's loads.
+extern "C" __global__ void __launch_bounds__(pycoll::device::kCodingThreads, 5)
+    pycoll_code(const __grid_constant__ pycoll::device::Codings codings) {
+  pycoll::device::run_codings(codings);
 }

@@ -44,7 +44,8 @@ const char* name_of(Protocol protocol);
 std::string kernel_name(Protocol protocol, KernelKind kind);
 // The kernel that takes a Copy by value, with any number of blocks and threads.
 inline constexpr const char* kCopyName = "pycoll_copy";
-// The kernel that takes a Coding by value, with any number of blocks of whole warps.
+// The kernel that takes Codings by value, with any number of blocks of whole warps, of at most
+// kCodingThreads threads.
 inline constexpr const char* kCodeName = "pycoll_code";
 
 // The module for cuModuleLoadData, a fat binary; empty where this build has none.

@@ -1,6 +1,6 @@
 // Device code: encodes, decodes and folds codes (coding.h), by the arithmetic of the host's kernels
-// (kernels/codec_formats.h). A warp works on one block of the codec at a time. No warp waits for
-// another.
+// (kernels/codec_formats.h). A warp works on one block of the codec at a time, and a thread on four
+// values. No warp waits for another.
 #pragma once
 
 #include <bit>
@@ -35,72 +35,106 @@ using Fp8Codes = kernels::Float8Codes<ThreadLane>;
 using Bf16Codes = kernels::BFloat16Codes<ThreadLane>;
 using Signs = kernels::SignValues<ThreadLane>;
 
-// A word or a byte at any address.
-PYCOLL_DEVICE std::uint32_t load_word(const void* from) {
-  const auto* word = static_cast<const std::uint32_t*>(from);
-  if (reinterpret_cast<std::uintptr_t>(from) % sizeof(*word) == 0) return load(word);
-  return static_cast<std::uint32_t>(
-      load_bytes(static_cast<const std::byte*>(from), sizeof(*word)).low);
+// Bytes at any address, of which most lie `kFull` together at a multiple of kFull. One copy of the
+// code for all others serves all callers.
+PYCOLL_DEVICE_CALL Pack load_ragged(const std::byte* from, std::uint32_t bytes) {
+  return load_bytes(from, bytes);
 }
-PYCOLL_DEVICE void store_word(void* to, std::uint32_t value) {
-  auto* word = static_cast<std::uint32_t*>(to);
-  if (reinterpret_cast<std::uintptr_t>(to) % sizeof(value) == 0) return store(word, value);
-  store_bytes(static_cast<std::byte*>(to), {value, 0}, sizeof(value));
+PYCOLL_DEVICE_CALL void store_ragged(std::byte* to, Pack pack, std::uint32_t bytes) {
+  store_bytes(to, pack, bytes);
 }
-PYCOLL_DEVICE std::uint32_t load_byte(const std::byte* from) {
-  return load(reinterpret_cast<const std::uint8_t*>(from));
+template <std::uint32_t kFull>
+PYCOLL_DEVICE Pack load_most(const std::byte* from, std::uint32_t bytes) {
+  if (bytes != kFull || reinterpret_cast<std::uintptr_t>(from) % kFull != 0) {
+    return load_ragged(from, bytes);
+  }
+  if constexpr (kFull == 16) return load16(from);
+  if constexpr (kFull == 8) return {load(reinterpret_cast<const std::uint64_t*>(from)), 0};
+  return {load(reinterpret_cast<const std::uint32_t*>(from)), 0};
 }
-PYCOLL_DEVICE void store_byte(std::byte* to, std::uint32_t value) {
-  store(reinterpret_cast<std::uint8_t*>(to), static_cast<std::uint8_t>(value));
-}
-PYCOLL_DEVICE std::uint32_t load_half(const std::byte* from) {
-  return load_byte(from) | load_byte(from + 1) << 8;
-}
-PYCOLL_DEVICE void store_half(std::byte* to, std::uint32_t value) {
-  store_byte(to, value);
-  store_byte(to + 1, value >> 8);
+template <std::uint32_t kFull>
+PYCOLL_DEVICE void store_most(std::byte* to, Pack pack, std::uint32_t bytes) {
+  if (bytes != kFull || reinterpret_cast<std::uintptr_t>(to) % kFull != 0) {
+    return store_ragged(to, pack, bytes);
+  }
+  if constexpr (kFull == 16) return store16(to, pack);
+  if constexpr (kFull == 8) return store(reinterpret_cast<std::uint64_t*>(to), pack.low);
+  store(reinterpret_cast<std::uint32_t*>(to), static_cast<std::uint32_t>(pack.low));
 }
 
-// Element `index` of an array of float32, float16 or bfloat16.
-PYCOLL_DEVICE float load_value(const std::byte* array, DType type, std::uint64_t index) {
+// Neighbouring values of an array of float32, float16 or bfloat16: what a thread loads at a time.
+inline constexpr std::uint32_t kQuad = 4;
+struct Quad {
+  float at[kQuad];
+};
+inline constexpr std::uint32_t kFloatBytes = 4;
+inline constexpr std::uint32_t kHalfBytes = 2;
+
+// Elements from `index` on; 0 from the `count`-th on.
+PYCOLL_DEVICE Quad load_quad(const std::byte* array, DType type, std::uint64_t index,
+                             std::uint32_t count) {
+  Quad made;
   if (type == DType::kFloat32) {
-    return std::bit_cast<float>(load_word(array + index * sizeof(float)));
+    const Pack pack = load_most<16>(array + kFloatBytes * index, kFloatBytes * count);
+    PYCOLL_UNROLL
+    for (std::uint32_t i = 0; i < kQuad; ++i) {
+      const std::uint64_t both = i < 2 ? pack.low : pack.high;
+      made.at[i] = std::bit_cast<float>(static_cast<std::uint32_t>(both >> 32 * (i % 2)));
+    }
+    return made;
   }
-  const auto half = static_cast<std::uint16_t>(load_half(array + index * sizeof(std::uint16_t)));
-  return type == DType::kFloat16 ? Float16::decode(half) : BFloat16::decode(half);
+  const Pack pack = load_most<8>(array + kHalfBytes * index, kHalfBytes * count);
+  PYCOLL_UNROLL
+  for (std::uint32_t i = 0; i < kQuad; ++i) {
+    const auto half = static_cast<std::uint16_t>(pack.low >> 16 * i);
+    made.at[i] = type == DType::kFloat16 ? Float16::decode(half) : BFloat16::decode(half);
+  }
+  return made;
 }
-PYCOLL_DEVICE void store_value(std::byte* array, DType type, std::uint64_t index, float value) {
+PYCOLL_DEVICE void store_quad(std::byte* array, DType type, std::uint64_t index,
+                              std::uint32_t count, Quad quad) {
+  Pack pack{0, 0};
   if (type == DType::kFloat32) {
-    const float canonical = Real<float>::encode(value);
-    return store_word(array + index * sizeof(float), std::bit_cast<std::uint32_t>(canonical));
+    PYCOLL_UNROLL
+    for (std::uint32_t i = 0; i < kQuad; ++i) {
+      const float canonical = Real<float>::encode(quad.at[i]);
+      const std::uint64_t word = std::bit_cast<std::uint32_t>(canonical);
+      (i < 2 ? pack.low : pack.high) |= word << 32 * (i % 2);
+    }
+    return store_most<16>(array + kFloatBytes * index, pack, kFloatBytes * count);
   }
-  const std::uint32_t half =
-      type == DType::kFloat16 ? Float16::encode(value) : BFloat16::encode(value);
-  store_half(array + index * sizeof(std::uint16_t), half);
+  PYCOLL_UNROLL
+  for (std::uint32_t i = 0; i < kQuad; ++i) {
+    const std::uint64_t half =
+        type == DType::kFloat16 ? Float16::encode(quad.at[i]) : BFloat16::encode(quad.at[i]);
+    pack.low |= half << 16 * i;
+  }
+  store_most<8>(array + kHalfBytes * index, pack, kHalfBytes * count);
 }
 
-// The block of a warp. All threads of the warp call each method together.
+// The block of a warp. All threads of the warp call each method together. Each thread has every
+// 32nd quad of the block.
 class CodeBlock {
  public:
-  // `number`: of the warp among warps_of(coding). Without values if the part is shorter than the
-  // longest one, or is not encoded.
-  PYCOLL_DEVICE CodeBlock(const Coding& coding, std::uint64_t number)
+  // `number`: of the block in its part. Without values if the part is shorter than the longest one,
+  // or is not encoded.
+  PYCOLL_DEVICE CodeBlock(const Coding& coding, const Cuts& cuts, std::uint32_t part,
+                          std::uint64_t number)
       : coding_(coding), kind_(coding.codec.kind), lane_(thread() % kWarp) {
-    const std::uint64_t each = blocks_of_part(coding);
-    const auto part = static_cast<std::uint32_t>(number / each);
-    const std::uint64_t in_part = number % each * coding.codec.block;
-    const std::uint64_t share = coding.count / coding.parts;
-    const auto longer = static_cast<std::uint32_t>(coding.count % coding.parts);
-    const std::uint64_t length = share + (part < longer ? 1 : 0);
+    const std::uint64_t in_part = number * coding.codec.block;
+    const std::uint64_t length = cuts.share + (part < cuts.longer ? 1 : 0);
     const bool is_skipped = coding.step == Coding::Step::kEncode && part == coding.own;
     if (in_part < length && !is_skipped) {
       const std::uint64_t left = length - in_part;
       count_ = left < coding.codec.block ? static_cast<std::uint32_t>(left) : coding.codec.block;
     }
-    place_ = share * part + (part < longer ? part : longer) + in_part;
+    place_ = cuts.share * part + (part < cuts.longer ? part : cuts.longer) + in_part;
     const std::uint64_t bytes = kernels::block_bytes(kind_, coding.codec.block);
-    codes_ = coding.codes + coding.stride * part + number % each * bytes;
-    first_ = kernels::first_of_chunk(coding.chunk + part) + in_part;
+    codes_ = coding.codes + coding.stride * part + number * bytes;
+    if (coding.codec.stochastic) {
+      const std::uint64_t first = kernels::first_of_chunk(coding.chunk + part) + in_part;
+      seed_ = kernels::Chances<ThreadLane>::block_seed(coding.codec.seed, first);
+    }
   }
 
   PYCOLL_DEVICE void run() const {
@@ -124,32 +158,53 @@ class CodeBlock {
  private:
   using Coded = kernels::Coded<ThreadLane>;
 
-  PYCOLL_DEVICE float given(std::uint32_t index) const {
-    return load_value(coding_.values, coding_.values_type, place_ + index);
+  // Values from one quad of a thread to the next.
+  static constexpr std::uint32_t kStep = kQuad * kWarp;
+  static constexpr std::uint32_t kScaleBytes = kFloatBytes;
+
+  // The values of the quad at `index` that are in the block.
+  PYCOLL_DEVICE std::uint32_t in_quad(std::uint32_t index) const {
+    if (index >= count_) return 0;
+    return count_ - index < kQuad ? count_ - index : kQuad;
+  }
+
+  PYCOLL_DEVICE Quad given(std::uint32_t index) const {
+    return load_quad(coding_.values, coding_.values_type, place_ + index, in_quad(index));
   }
 
   PYCOLL_DEVICE std::byte* rests() const { return reinterpret_cast<std::byte*>(coding_.rests); }
 
-  // The value to encode; 0 behind the end.
-  PYCOLL_DEVICE float value(std::uint32_t index) const {
-    if (index >= count_) return 0;
-    const float mine = given(index);
-    return coding_.rests == nullptr ? mine
-                                    : mine + load_value(rests(), DType::kFloat32, place_ + index);
+  // The values to encode; 0 behind the end.
+  PYCOLL_DEVICE Quad values(std::uint32_t index) const {
+    Quad made = given(index);
+    if (coding_.rests == nullptr) return made;
+    const Quad rest = load_quad(rests(), DType::kFloat32, place_ + index, in_quad(index));
+    PYCOLL_UNROLL
+    for (std::uint32_t i = 0; i < kQuad; ++i) made.at[i] = made.at[i] + rest.at[i];
+    return made;
   }
 
-  PYCOLL_DEVICE void leave(std::uint32_t index, float rest) const {
-    if (coding_.rests != nullptr && index < count_) {
-      store_value(rests(), DType::kFloat32, place_ + index, rest);
-    }
+  PYCOLL_DEVICE void leave(std::uint32_t index, const Quad& rest) const {
+    if (coding_.rests == nullptr) return;
+    store_quad(rests(), DType::kFloat32, place_ + index, in_quad(index), rest);
   }
 
-  // The bits of the largest magnitude; above those of infinity if there is a NaN.
+  PYCOLL_DEVICE static std::uint32_t magnitude(float value) {
+    return std::bit_cast<std::uint32_t>(value) & 0x7fffffffu;
+  }
+
+  // The bits of the largest magnitude; above those of infinity if there is a NaN. Two quads are
+  // loaded at a time.
   PYCOLL_DEVICE std::uint32_t largest() const {
     std::uint32_t most = 0;
-    for (std::uint32_t i = lane_; i < count_; i += kWarp) {
-      const std::uint32_t bits = std::bit_cast<std::uint32_t>(value(i)) & 0x7fffffffu;
-      most = bits > most ? bits : most;
+    PYCOLL_NO_UNROLL
+    for (std::uint32_t index = kQuad * lane_; index < count_; index += 2 * kStep) {
+      const Quad some[] = {values(index), values(index + kStep)};
+      PYCOLL_UNROLL
+      for (std::uint32_t i = 0; i < 2 * kQuad; ++i) {
+        const std::uint32_t bits = magnitude(some[i / kQuad].at[i % kQuad]);
+        most = bits > most ? bits : most;
+      }
     }
     PYCOLL_UNROLL
     for (std::uint32_t step = kWarp / 2; step != 0; step /= 2) {
@@ -167,125 +222,217 @@ class CodeBlock {
     const bool is_spoilt = most >= kernels::kInfinityBits;
     kernels::BlockScale by{std::bit_cast<float>(kernels::kNanBits), 0};
     if (!is_spoilt) by = kernels::ScaledValues<ThreadLane, Format>::factors(most);
-    if (lane_ == 0) store_word(codes_, std::bit_cast<std::uint32_t>(by.scale));
-    std::byte* codes = codes_ + sizeof(by.scale);
+    if (lane_ == 0) store_scale(std::bit_cast<std::uint32_t>(by.scale));
+    constexpr std::uint32_t kNibbles = 0x0f0f0f0fu;
     const std::uint32_t half = coding_.codec.block / 2;
     const bool nibbles = kind_ == kernels::CodecKind::kInt4;
     const std::uint32_t end = nibbles && count_ > half ? half : count_;
     PYCOLL_NO_UNROLL
-    for (std::uint32_t i = lane_; i < end; i += kWarp) {
-      std::uint32_t code = one_scaled<Format>(i, by, is_spoilt);
-      if (nibbles) code = (code & 15) | one_scaled<Format>(i + half, by, is_spoilt) << 4;
-      store_byte(codes + i, code);
+    for (std::uint32_t index = kQuad * lane_; index < end; index += kStep) {
+      std::uint32_t codes = scaled<Format>(index, by, is_spoilt);
+      if (nibbles) {
+        codes = (codes & kNibbles) | (scaled<Format>(index + half, by, is_spoilt) & kNibbles) << 4;
+      }
+      const std::uint32_t bytes = end - index < kQuad ? end - index : kQuad;
+      store_most<4>(codes_ + kScaleBytes + index, {codes, 0}, bytes);
     }
   }
 
+  // The codes of a quad, a byte each.
   template <typename Format>
-  PYCOLL_DEVICE std::uint32_t one_scaled(std::uint32_t index, kernels::BlockScale by,
-                                         bool is_spoilt) const {
-    if (is_spoilt) {
-      leave(index, by.scale);
-      return 0;
-    }
+  PYCOLL_DEVICE std::uint32_t scaled(std::uint32_t index, kernels::BlockScale by,
+                                     bool is_spoilt) const {
     using Values = kernels::ScaledValues<ThreadLane, Format>;
     using Chances = kernels::Chances<ThreadLane>;
-    const float x = value(index);
-    Coded made;
-    if (coding_.codec.stochastic) {
-      const std::uint32_t seed = Chances::block_seed(coding_.codec.seed, first_);
-      made = Values::stochastic(x, by, Chances::of(seed, index));
-    } else {
-      made = Values::nearest(x, by);
+    if (is_spoilt) {
+      leave(index, {by.scale, by.scale, by.scale, by.scale});
+      return 0;
     }
-    leave(index, x - made.value * by.scale);
-    return made.code;
+    const Quad x = values(index);
+    const bool by_chance = coding_.codec.stochastic;
+    std::uint32_t codes = 0;
+    Quad rest;
+    PYCOLL_UNROLL
+    for (std::uint32_t i = 0; i < kQuad; ++i) {
+      const Coded made = by_chance ? Values::stochastic(x.at[i], by, Chances::of(seed_, index + i))
+                                   : Values::nearest(x.at[i], by);
+      codes |= (made.code & 0xff) << 8 * i;
+      rest.at[i] = x.at[i] - made.value * by.scale;
+    }
+    leave(index, rest);
+    return codes;
+  }
+
+  PYCOLL_DEVICE void store_scale(std::uint32_t scale) const {
+    store_most<kScaleBytes>(codes_, {scale, 0}, kScaleBytes);
   }
 
   PYCOLL_DEVICE void encode_halves() const {
-    for (std::uint32_t i = lane_; i < count_; i += kWarp) {
-      const float x = value(i);
-      const std::uint32_t code = Bf16Codes::nearest(x);
-      store_half(codes_ + 2 * i, code);
-      leave(i, x - Bf16Codes::value(code));
+    PYCOLL_NO_UNROLL
+    for (std::uint32_t index = kQuad * lane_; index < count_; index += 2 * kStep) {
+      const Quad some[] = {values(index), values(index + kStep)};
+      halve(index, some[0]);
+      halve(index + kStep, some[1]);
     }
   }
 
-  // Sum k of the magnitudes is that of thread k, and of thread k + 16, too.
+  PYCOLL_DEVICE void halve(std::uint32_t index, const Quad& x) const {
+    Pack codes{0, 0};
+    Quad rest;
+    PYCOLL_UNROLL
+    for (std::uint32_t i = 0; i < kQuad; ++i) {
+      const std::uint32_t code = Bf16Codes::nearest(x.at[i]);
+      codes.low |= std::uint64_t{code} << 16 * i;
+      rest.at[i] = x.at[i] - Bf16Codes::value(code);
+    }
+    store_most<8>(codes_ + kHalfBytes * index, codes, kHalfBytes * in_quad(index));
+    leave(index, rest);
+  }
+
+  // Partial sums 4 k .. 4 k + 3 of the magnitudes are those of thread k, and of threads k + 4, k +
+  // 8 and so on. No thread returns before all have read all values.
   PYCOLL_DEVICE float sum() const {
     constexpr auto kSums = static_cast<std::uint32_t>(Signs::kSums);
-    float sum = 0;
-    for (std::uint32_t i = lane_ % kSums; i < count_; i += kSums) {
-      sum += std::bit_cast<float>(std::bit_cast<std::uint32_t>(value(i)) & 0x7fffffffu);
+    constexpr std::uint32_t kThreads = kSums / kQuad;
+    Quad sums{};
+    PYCOLL_NO_UNROLL
+    for (std::uint32_t index = kQuad * (lane_ % kThreads); index < count_; index += 4 * kSums) {
+      Quad some[4];
+      PYCOLL_UNROLL
+      for (std::uint32_t i = 0; i < 4; ++i) some[i] = values(index + i * kSums);
+      PYCOLL_UNROLL
+      for (std::uint32_t i = 0; i < 4 * kQuad; ++i) {
+        sums.at[i % kQuad] += std::bit_cast<float>(magnitude(some[i / kQuad].at[i % kQuad]));
+      }
     }
     PYCOLL_UNROLL
-    for (std::uint32_t step = kSums / 2; step != 0; step /= 2) {
-      sum += std::bit_cast<float>(warp_take(std::bit_cast<std::uint32_t>(sum), lane_ ^ step));
+    for (std::uint32_t step = kThreads / 2; step != 0; step /= 2) {
+      PYCOLL_UNROLL
+      for (float& one : sums.at) {
+        one += std::bit_cast<float>(warp_take(std::bit_cast<std::uint32_t>(one), lane_ ^ step));
+      }
     }
-    return sum;
+    return (sums.at[0] + sums.at[2]) + (sums.at[1] + sums.at[3]);
   }
 
   PYCOLL_DEVICE void encode_signs() const {
+    constexpr std::uint32_t kThreads = 32 / kQuad;  // whose signs are a word
     const auto scale = std::bit_cast<std::uint32_t>(Signs::scale(sum(), count_));
-    if (lane_ == 0) store_word(codes_, scale);
-    std::byte* codes = codes_ + sizeof(scale);
+    if (lane_ == 0) store_scale(scale);
     PYCOLL_NO_UNROLL
-    for (std::uint32_t begin = 0; begin < count_; begin += kWarp) {
-      const float x = value(begin + lane_);
-      const std::uint32_t signs = warp_bits(sign_bit(x));
-      const std::uint32_t left = (count_ - begin + 7) / 8;
-      if (lane_ < left && lane_ < kWarp / 8) {
-        store_byte(codes + begin / 8 + lane_, signs >> 8 * lane_);
+    for (std::uint32_t begin = 0; begin < count_; begin += kStep) {
+      const std::uint32_t index = begin + kQuad * lane_;
+      const Quad x = values(index);
+      std::uint32_t signs = 0;
+      Quad rest;
+      PYCOLL_UNROLL
+      for (std::uint32_t i = 0; i < kQuad; ++i) {
+        signs |= (sign_bit(x.at[i]) ? 1u : 0u) << i;
+        rest.at[i] = x.at[i] - Signs::value(std::bit_cast<std::uint32_t>(x.at[i]), scale);
       }
-      leave(begin + lane_, x - Signs::value(std::bit_cast<std::uint32_t>(x), scale));
+      signs <<= kQuad * (lane_ % kThreads);
+      PYCOLL_UNROLL
+      for (std::uint32_t step = kThreads / 2; step != 0; step /= 2) {
+        signs |= warp_take(signs, lane_ ^ step);
+      }
+      if (lane_ % kThreads == 0 && index < count_) {
+        const std::uint32_t bytes = (count_ - index + 7) / 8;
+        store_most<4>(codes_ + kScaleBytes + index / 8, {signs, 0}, bytes < 4 ? bytes : 4);
+      }
+      leave(index, rest);
     }
   }
 
   PYCOLL_DEVICE void correct() const {
-    for (std::uint32_t i = lane_; i < count_; i += kWarp) {
-      const float before = load_value(coding_.result, DType::kFloat32, place_ + i);
-      store_value(coding_.result, DType::kFloat32, place_ + i, before * coding_.factor + given(i));
+    PYCOLL_NO_UNROLL
+    for (std::uint32_t index = kQuad * lane_; index < count_; index += kStep) {
+      const std::uint32_t count = in_quad(index);
+      Quad made = load_quad(coding_.result, DType::kFloat32, place_ + index, count);
+      const Quad x = given(index);
+      PYCOLL_UNROLL
+      for (std::uint32_t i = 0; i < kQuad; ++i) {
+        made.at[i] = made.at[i] * coding_.factor + x.at[i];
+      }
+      store_quad(coding_.result, DType::kFloat32, place_ + index, count, made);
     }
   }
 
+  // Stores what the rows stand for, summed up.
   PYCOLL_DEVICE void decode() const {
-    const bool folds = coding_.step == Coding::Step::kFold;
-    const std::uint32_t rows = folds ? coding_.rows : 1;
+    const std::uint32_t rows = coding_.step == Coding::Step::kDecode ? 1 : coding_.rows;
     PYCOLL_NO_UNROLL
-    for (std::uint32_t i = lane_; i < count_; i += kWarp) {
-      float total = 0;
+    for (std::uint32_t index = kQuad * lane_; index < count_; index += kStep) {
+      Quad total{};
       PYCOLL_NO_UNROLL
       for (std::uint32_t row = 0; row < rows; ++row) {
-        const bool is_own = folds && row == coding_.own;
-        const float one = is_own ? given(i) : decoded(codes_ + coding_.stride * row, i);
-        total = row == 0 ? one : total + one;
+        const Quad one = row_of(row, index);
+        PYCOLL_UNROLL
+        for (std::uint32_t i = 0; i < kQuad; ++i) {
+          total.at[i] = row == 0 ? one.at[i] : total.at[i] + one.at[i];
+        }
       }
-      if (coding_.divisor != 0) total = total / static_cast<float>(coding_.divisor);
-      store_value(coding_.result, coding_.result_type, place_ + i, total);
+      if (coding_.divisor != 0) {
+        PYCOLL_UNROLL
+        for (float& one : total.at) one = one / static_cast<float>(coding_.divisor);
+      }
+      store_quad(coding_.result, coding_.result_type, place_ + index, in_quad(index), total);
     }
   }
 
-  // Value `index` of the block whose codes begin there.
-  PYCOLL_DEVICE float decoded(const std::byte* block, std::uint32_t index) const {
-    if (kind_ == kernels::CodecKind::kBFloat16) {
-      return Bf16Codes::value(load_half(block + 2 * index));
+  // The quad at `index` of a row.
+  PYCOLL_DEVICE Quad row_of(std::uint32_t row, std::uint32_t index) const {
+    const std::uint64_t begin = coding_.stride * row;
+    if (coding_.step == Coding::Step::kTotal) {
+      return load_quad(coding_.values + begin, coding_.values_type, place_ + index, in_quad(index));
     }
-    const std::uint32_t scale = load_word(block);
-    const std::byte* codes = block + sizeof(scale);
-    const float by = std::bit_cast<float>(scale);
-    switch (kind_) {
-      case kernels::CodecKind::kInt4: {
-        const std::uint32_t half = coding_.codec.block / 2;
-        const bool is_high = index >= half;
-        const std::uint32_t both = load_byte(codes + (is_high ? index - half : index));
-        const auto code = static_cast<std::int32_t>(is_high ? both << 24 : both << 28) >> 28;
-        return Int4Codes::value(code) * by;
+    const bool is_own = coding_.step == Coding::Step::kFold && row == coding_.own;
+    return is_own ? given(index) : decoded(codes_ + begin, index);
+  }
+
+  // The quad at `index` of the block whose codes begin there.
+  PYCOLL_DEVICE Quad decoded(const std::byte* block, std::uint32_t index) const {
+    const std::uint32_t count = in_quad(index);
+    Quad made;
+    if (kind_ == kernels::CodecKind::kBFloat16) {
+      const std::uint64_t codes = load_most<8>(block + kHalfBytes * index, kHalfBytes * count).low;
+      PYCOLL_UNROLL
+      for (std::uint32_t i = 0; i < kQuad; ++i) {
+        made.at[i] = Bf16Codes::value(static_cast<std::uint16_t>(codes >> 16 * i));
       }
+      return made;
+    }
+    const auto scale = static_cast<std::uint32_t>(load_most<kScaleBytes>(block, kScaleBytes).low);
+    const std::byte* from = block + kScaleBytes;
+    if (kind_ == kernels::CodecKind::kSign) {
+      const std::uint32_t signs =
+          load(reinterpret_cast<const std::uint8_t*>(from + index / 8)) >> index % 8;
+      PYCOLL_UNROLL
+      for (std::uint32_t i = 0; i < kQuad; ++i) {
+        made.at[i] = Signs::value(signs << (31 - i), scale);
+      }
+      return made;
+    }
+    const std::uint32_t half = coding_.codec.block / 2;
+    const bool nibbles = kind_ == kernels::CodecKind::kInt4;
+    const bool is_high = nibbles && index >= half;
+    const auto codes = static_cast<std::uint32_t>(
+        load_most<4>(from + (is_high ? index - half : index), count).low);
+    PYCOLL_UNROLL
+    for (std::uint32_t i = 0; i < kQuad; ++i) {
+      made.at[i] = value_of(codes >> 8 * i, is_high) * std::bit_cast<float>(scale);
+    }
+    return made;
+  }
+
+  // The number of the code in the low byte. `is_high`: of its upper half.
+  PYCOLL_DEVICE float value_of(std::uint32_t code, bool is_high) const {
+    switch (kind_) {
+      case kernels::CodecKind::kInt4:
+        return Int4Codes::value(static_cast<std::int32_t>(code << (is_high ? 24 : 28)) >> 28);
       case kernels::CodecKind::kFloat8E4M3:
-        return Fp8Codes::value(static_cast<std::int32_t>(load_byte(codes + index))) * by;
-      case kernels::CodecKind::kSign:
-        return Signs::value(load_byte(codes + index / 8) << (31 - index % 8), scale);
+        return Fp8Codes::value(static_cast<std::int32_t>(code & 0xff));
       default:
-        return Int8Codes::value(static_cast<std::int8_t>(load_byte(codes + index))) * by;
+        return Int8Codes::value(static_cast<std::int8_t>(code & 0xff));
     }
   }
 
@@ -294,17 +441,24 @@ class CodeBlock {
   const std::uint32_t lane_;
   std::uint32_t count_ = 0;  // values of the block
   std::uint64_t place_ = 0;  // of its first value in the array
-  std::uint64_t first_ = 0;  // index of that value, for rounding by chance
+  std::uint32_t seed_ = 0;   // for rounding by chance
   std::byte* codes_ = nullptr;
 };
 
-// All blocks of the launch share the codec's blocks.
-PYCOLL_DEVICE void run_coding(const Coding& coding) {
-  const std::uint64_t warps = warps_of(coding);
-  const std::uint64_t mine = threads() / kWarp;
-  for (std::uint64_t warp = block() * mine + thread() / kWarp; warp < warps;
-       warp += coding.blocks * mine) {
-    CodeBlock(coding, warp).run();
+// All warps of the launch share the codec's blocks of all steps: part by part, step by step.
+PYCOLL_DEVICE void run_codings(const Codings& codings) {
+  const std::uint32_t mine = threads() / kWarp;
+  const std::uint32_t step = codings.blocks * mine;
+  std::uint64_t number = block() * mine + thread() / kWarp;  // of the block in its part
+  PYCOLL_NO_UNROLL
+  for (std::uint32_t at = 0; at < codings.count; ++at) {
+    const Coding& coding = codings.each[at];
+    const Cuts cuts = cuts_of(coding);
+    PYCOLL_NO_UNROLL
+    for (std::uint32_t part = 0; part < coding.parts; ++part, number -= cuts.blocks) {
+      PYCOLL_NO_UNROLL
+      for (; number < cuts.blocks; number += step) CodeBlock(coding, cuts, part, number).run();
+    }
   }
 }
 

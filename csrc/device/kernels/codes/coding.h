@@ -1,5 +1,5 @@
 // The parameters of the kernel that encodes, decodes and folds the codes of kernels/codecs.h. Host
-// and device read the same struct.
+// and device read the same structs.
 #pragma once
 
 #include <cstddef>
@@ -21,14 +21,16 @@ namespace pycoll::device {
 //            unless that is 0. There is one part.
 //   kDecode  values of `result` are those of the codes of all parts.
 //   kCorrect values of `result` are multiplied by `factor`, and `values` are added; no codes.
+//   kTotal   values of `result` are the sums of `rows` rows in order; row i begins at `values`
+//            + i * stride. No codes, and one part.
 //
 // Values and results of 16 bits are widened, which is exact, and rounded to nearest even. NaN
 // becomes the canonical one in results and rests. All other bits are those of the host, but for the
 // code of a NaN's sign.
 struct Coding {
-  enum class Step : std::uint32_t { kEncode = 0, kFold = 1, kDecode = 2, kCorrect = 3 };
+  enum class Step : std::uint32_t { kEncode = 0, kFold = 1, kDecode = 2, kCorrect = 3, kTotal = 4 };
   Step step;
-  std::uint32_t blocks;  // of the launch
+  std::uint32_t chunk;  // the number of part 0, for rounding by chance
   std::byte* codes;
   const std::byte* values;  // nullptr: of no row
   std::byte* result;        // may be `values`
@@ -39,7 +41,6 @@ struct Coding {
   std::uint32_t rows;
   std::uint32_t own;      // kNoPart: none
   std::uint32_t divisor;  // 0: none
-  std::uint32_t chunk;    // the number of part 0, for rounding by chance
   float factor;
   DType values_type;  // float32, float16 or bfloat16
   DType result_type;
@@ -47,15 +48,33 @@ struct Coding {
 };
 inline constexpr std::uint32_t kNoPart = ~0u;
 
-// The codec's blocks of the longest part.
-inline constexpr std::uint64_t blocks_of_part(const Coding& coding) {
-  const std::uint64_t longest = (coding.count + coding.parts - 1) / coding.parts;
-  return (longest + coding.codec.block - 1) / coding.codec.block;
+// The steps of one launch. None of them reads what another one writes.
+inline constexpr std::uint32_t kCodingsMax = 32;
+struct Codings {
+  Coding each[kCodingsMax];  // entries from `count` on are not read
+  std::uint32_t count;
+  std::uint32_t blocks;  // of the launch
+};
+static_assert(sizeof(Codings) <= 4096);  // launch parameters may have so many bytes
+// Threads of a block that has much to do.
+inline constexpr std::uint32_t kCodingThreads = 128;
+
+// How the values of a step are cut.
+struct Cuts {
+  std::uint64_t share;   // values of the shorter parts
+  std::uint64_t blocks;  // of the codec, in the longest part
+  std::uint32_t longer;  // the parts with one value more
+};
+inline constexpr Cuts cuts_of(const Coding& coding) {
+  const std::uint64_t share = coding.count / coding.parts;
+  const auto longer = static_cast<std::uint32_t>(coding.count - share * coding.parts);
+  const std::uint64_t longest = share + (longer != 0 ? 1 : 0);
+  return {share, (longest + coding.codec.block - 1) / coding.codec.block, longer};
 }
 
 // The warps that have something to do: one for each block of each part.
 inline constexpr std::uint64_t warps_of(const Coding& coding) {
-  return blocks_of_part(coding) * coding.parts;
+  return cuts_of(coding).blocks * coding.parts;
 }
 
 }  // namespace pycoll::device
