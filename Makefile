@@ -17,7 +17,7 @@ help:
 	@echo "make docs         build the site into out/site; warnings are errors"
 	@echo "make test-rdma    test verbs on Soft-RoCE devices, in a virtual machine with Debian's"
 	@echo "                  kernel"
-	@echo "make test-launchers  jobs over ssh between hosts made of network namespaces (as root),"
+	@echo "make test-launchers  jobs over ssh and torchrun between network namespaces (as root),"
 	@echo "                  Ray, Dask, Spark, Lightning, Accelerate; says what it skips"
 	@echo "make soak         compare random operations with exact results, for an hour"
 	@echo "make optimized    build with profile-guided optimization: record a profile, then rebuild"

@@ -102,6 +102,13 @@ jax.distributed.initialize({address!r}, num_processes=2, process_id=place)
     assert sorted(said.splitlines()) == [f"{rank} of 2: [1.0, 2.0] 1 True" for rank in range(2)]
 
 
+def test_the_program_of_the_page(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "guides" / "jax-distributed.md").read_text()
+    program, shown = page.split("```python\n")[1].split("```")[0], page.split("```console\n")[1]
+    lines = [line for line in shown.split("```")[0].splitlines() if line.startswith("process")]
+    assert len(lines) == 2 and sorted(run(tmp_path, program).splitlines()) == sorted(lines)
+
+
 def test_without_the_launcher_nothing_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     import pycoll.jax  # noqa: F401
 

@@ -21,6 +21,13 @@ def place() -> tuple[int, int, float]:
     return comm.rank, comm.cross_size, float(comm.all_reduce(float(comm.rank)))
 
 
+def executor() -> int:
+    """The process that has started the one which forks Spark's tasks."""
+    pycoll.world().barrier()
+    with open(f"/proc/{os.getppid()}/stat") as file:
+        return int(file.read().rpartition(")")[2].split()[1])
+
+
 def fail(at: int) -> None:
     comm = pycoll.world()
     if comm.rank == at:

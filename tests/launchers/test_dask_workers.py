@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -88,9 +91,40 @@ def test_workers_that_cannot_be_ranks(client: distributed.Client) -> None:
         dask.run(threads, add, 1.0)
 
 
-def test_the_example_trains(program: Program) -> None:
-    import sys
+def test_workers_on_two_hosts(tmp_path: Path) -> None:
+    """A scheduler on the first host and a worker on each, as their commands start them."""
+    sys.path.insert(0, str(ROOT / "bench"))
+    import hosts
 
+    if reason := hosts.obstacle():
+        pytest.skip(f"two hosts: {reason}")
+    with hosts.Hosts(2) as two, contextlib.ExitStack() as undo:
+        scheduler = f"tcp://{two.addresses[0]}:8786"
+        python = (sys.executable, "-m")
+        quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.STDOUT}
+        common: dict[str, Any] = {"env": environment(), "cwd": tmp_path}
+
+        def serve(host: int, *line: str) -> None:
+            process = subprocess.Popen(two.on(host, [*python, *line]), **common, **quiet)
+            undo.callback(process.wait)
+            undo.callback(process.kill)
+
+        address = ("--host", two.addresses[0], "--port", "8786")
+        serve(0, "distributed.cli.dask_scheduler", *address, "--no-dashboard", "--no-show")
+        for host in range(2):
+            options = ("--host", two.addresses[host], "--nthreads", "1", "--no-dashboard")
+            serve(host, "distributed.cli.dask_worker", scheduler, *options)
+        example = str(ROOT / "examples" / "train_on_engines.py")
+        line = [sys.executable, example, "--engine", "dask", "--address", scheduler, "--ranks", "2"]
+        done = subprocess.run(
+            two.on(0, line), capture_output=True, text=True, timeout=200, check=False, **common
+        )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    assert done.stdout.startswith("dask: 2 ranks on 2 host(s), loss 1.386 -> 0."), done.stdout
+    assert done.stdout.endswith("weights alike on all ranks\n")
+
+
+def test_the_example_trains(program: Program) -> None:
     path = str(ROOT / "examples" / "train_on_engines.py")
     said = program(sys.executable, path, "--engine", "dask", "--ranks", "3")
     assert said.startswith("dask: 3 ranks on 1 host(s), loss 1.386 -> 0.")

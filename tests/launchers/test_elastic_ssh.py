@@ -141,6 +141,68 @@ def test_node_0_vanishes(world: SshHosts, start: Start) -> None:
     assert re.search(r"pycoll run: node 0, which served the store at host host1.*is gone", err), err
 
 
+LOST = r"pycoll run: node 0, which served the store at .*, is gone: its pycoll run was killed, or"
+
+
+@pytest.mark.parametrize("options", [("--min-np", "1"), ("--tolerate", "2")])
+def test_the_host_of_node_0_vanishes(
+    world: SshHosts, start: Start, options: tuple[str, ...]
+) -> None:
+    """The fixture checks that no host has a process of the job left."""
+    job = start("-H", "host1:1,host2:2", *options)
+    job.await_size(3)
+    world.world.set_link(1, False)
+    began = time.monotonic()
+    try:
+        status, err = job.end()
+        seconds = time.monotonic() - began
+        job.stop()
+    finally:
+        world.world.set_link(1, True)
+    assert status == 1 and re.search(LOST, err) and "host host1" in err, err
+    assert seconds < GONE_S + SLACK_S
+
+
+@pytest.mark.parametrize("options", [("--min-np", "2"), ("--tolerate", "1")])
+def test_agents_end_where_the_host_of_node_0_vanishes(
+    world: SshHosts, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    """Each host has an agent that somebody has typed there. That of node 0 ends too, since more
+    ranks are lost for it than may be."""
+    job = Worlds(tmp_path)
+    places = [1, 0, 2]  # the host of each node
+    agents = [
+        world.start(
+            [
+                *(sys.executable, "-m", "pycoll", "run", "--nnodes", "3", "--node-rank", str(node)),
+                *("--address", f"{world.world.addresses[1]}:5000", "-n", "1", *options),
+                *job.command,
+            ],
+            host,
+            PYCOLL_SECRET="a secret of the tests",
+        )
+        for node, host in enumerate(places)
+    ]
+    try:
+        job.wait(lambda worlds: 3 in map(len, worlds), lambda: None, 40)
+        world.world.set_link(1, False)
+        began = time.monotonic()
+        try:
+            ended = [agent.communicate(timeout=60) for agent in agents]
+            seconds = time.monotonic() - began
+            left = world.processes(str(tmp_path))
+        finally:
+            world.world.set_link(1, True)
+    finally:
+        for agent in agents:
+            agent.kill()
+            agent.wait()
+    assert [agent.returncode for agent in agents] == [1, 1, 1], ended
+    for _, err in ended[1:]:
+        assert re.search(LOST, err) and f"{world.world.addresses[1]}:5000" in err, err
+    assert seconds < GONE_S + SLACK_S and left == []
+
+
 def test_hosts_of_a_script_come_and_go(world: SshHosts, start: Start, tmp_path: Path) -> None:
     slots = tmp_path / "slots"
     slots.write_text("host1:2\n")

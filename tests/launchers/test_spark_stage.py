@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from engine_programs import ROOT, Program, needs
+from engine_programs import ROOT, Program, environment, needs
 
 needs("pyspark")
 if shutil.which("java") is None:
@@ -43,6 +43,35 @@ def test_tasks_of_a_stage_are_ranks(program: Program, tmp_path: Path) -> None:
         "InvalidArgumentError: size is 0: expected a whole number of at least 1",
         "True",
         "[2, 2]",
+    ]
+
+
+#: Each worker of a local cluster is a process with an executor of its own.
+CLUSTER = """
+from pyspark.sql import SparkSession
+import engine_ranks
+from pycoll.integrations import spark
+
+builder = SparkSession.builder.master("local-cluster[2,1,1024]").config("spark.ui.enabled", "false")
+builder = builder.config("spark.driver.host", "127.0.0.1")
+builder = builder.config("spark.executorEnv.PYTHONPATH", PATHS)
+builder = builder.config("spark.executor.memory", "512m")
+context = builder.getOrCreate().sparkContext
+print(spark.run(context, engine_ranks.add, 2.0, size=2))
+print(len(set(spark.run(context, engine_ranks.executor, size=2))))
+said = engine_ranks.caught(lambda: spark.run(context, engine_ranks.fail, 1, size=2, timeout_s=20))
+print("rank 1 has no answer" in said or "rank 1 (" in said)
+print(spark.run(context, engine_ranks.place, size=2))
+"""
+
+
+def test_executors_of_a_cluster_are_ranks(program: Program, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(f"PATHS = {environment()['PYTHONPATH']!r}\n{CLUSTER}")
+    assert program(sys.executable, "script.py").splitlines() == [
+        "[(0, 2, [4.0, 4.0, 4.0]), (1, 2, [4.0, 4.0, 4.0])]",
+        "2",
+        "True",
+        "[(0, 1, 1.0), (1, 1, 1.0)]",
     ]
 
 

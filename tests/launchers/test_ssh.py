@@ -348,6 +348,35 @@ def test_the_rest_goes_on_where_a_host_vanishes(world: SshHosts) -> None:
     assert "rank 1 (host host0), ranks 4 and 5 (with host host2)" in " ".join(err.split()), err
 
 
+@pytest.mark.parametrize("options", [(), ("--tolerate", "2")])
+def test_a_host_that_vanishes_while_ranks_join_is_told_to_them(
+    world: SshHosts, options: tuple[str, ...]
+) -> None:
+    """Its ranks never call init(), and the others would wait for 300 s."""
+    program = (
+        "import os, pycoll, time\n"
+        "print('ready', flush=True)\n"
+        "if os.environ['GROUP_RANK'] == '2': time.sleep(100)\n"
+        "try:\n"
+        "    pycoll.init(init_timeout_s=300)\n"
+        "except pycoll.PeerLostError as error:\n"
+        "    print(error.ranks, error, flush=True)\n"
+    )
+    process = start(world, "-H", "host0:2,host1:2,host2:2", *options, *code(program))
+    assert process.stdout is not None
+    assert [process.stdout.readline() for _ in range(6)] == ["ready\n"] * 6
+    world.world.set_link(2, False)
+    try:
+        status, out, err = end(process)
+    finally:
+        world.world.set_link(2, True)
+        _await_host(world, 2)
+    assert status == int(not options), err
+    told = r"\(4, 5\) node 2 \(host2:\d+\) is gone: .* has failed; ranks 4 and 5 cannot join"
+    lines = out.splitlines()
+    assert len(lines) == 4 and all(re.fullmatch(told, line) for line in lines), out
+
+
 @pytest.mark.parametrize(("node", "options"), [(2, ()), (0, ("--tolerate", "2"))])
 def test_an_agent_that_is_stopped_is_named(
     world: SshHosts, node: int, options: tuple[str, ...]
