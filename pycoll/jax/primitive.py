@@ -143,17 +143,15 @@ mlir.register_lowering(_method, _lower_method, platform="cpu", cacheable=False)
 def _batch_method(arguments: Any, dims: Any, *, how: How) -> tuple[Any, Any]:
     """Run the whole batch as one collective; x and the residual have the batch's axis."""
     x, *kept = arguments
-    if any(dim is not batching.not_mapped for dim in dims[2:]):
+    if any(dim is not None for dim in dims[2:]):
         raise InvalidArgumentError("step differs within a batch: pass one number for all of it")
     length = next(
-        one.shape[dim]
-        for one, dim in zip(arguments, dims, strict=True)
-        if dim is not batching.not_mapped
+        one.shape[dim] for one, dim in zip(arguments, dims, strict=True) if dim is not None
     )
     place = _place_of(how, 0)
 
     def moved(one: Any, dim: Any) -> Any:
-        if dim is batching.not_mapped:
+        if dim is None:
             return jax.numpy.repeat(jax.numpy.expand_dims(one, place), length, place)
         return jax.numpy.moveaxis(one, dim, place)
 
