@@ -218,6 +218,7 @@ Status Communicator::drive_locked(std::unique_lock<Gate>& lock, const Operation&
     const bool driving = driver() == &me;
     const Look found = driving ? look(strategy) : Look::kQuiet;
     if (found == Look::kBusy) continue;
+    if (operation.done()) break;
     if (found == Look::kQuiet && driving && patience == kForever && strategy.hurried()) {
       rest(lock, strategy);
       continue;

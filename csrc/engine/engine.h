@@ -250,7 +250,7 @@ class Engine final : public ChannelSource {
   bool has_more_of(int peer);
   bool look_at_links(bool moved);
   void look_at_deadlines(Nanoseconds now);
-  bool awaits(int peer) const;
+  bool awaits(int peer);
 
   void disagree(std::uint64_t sequence);
   void resolve_disagreement(Nanoseconds now);

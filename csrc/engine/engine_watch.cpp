@@ -190,17 +190,24 @@ void Engine::hear_loss(int peer, const Notice& notice) {
           culprit, detail_of(notice));
 }
 
-bool Engine::awaits(int peer) const {
+bool Engine::awaits(int peer) {
   bool waits = false;
   if (!running_.empty()) {
     running_.front().execution->visit_waits([&](int other) { waits |= other == peer; });
   }
-  // A receive from any peer can be fulfilled as long as one peer is left.
-  const bool are_all_gone = std::none_of(links_.begin(), links_.end(), [](Link* link) {
-    return link != nullptr && link->state() == LinkState::kOpen;
-  });
+  // A receive from any peer can be fulfilled as long as one peer is left, or messages of one that
+  // has gone.
+  bool are_all_gone = true;
+  for (int other = 0; other < size(); ++other) {
+    Link* link = links_[static_cast<std::size_t>(other)];
+    if (link == nullptr) continue;
+    are_all_gone &= link->state() != LinkState::kOpen && !has_more_of(other);
+  }
+  const auto& mailbox = mailboxes_[static_cast<std::size_t>(peer)];
   for (const Deadline& deadline : message_deadlines_) {
     waits |= deadline.peer == peer || (deadline.peer == kAnyPeer && are_all_gone);
+    // The receive has taken the first part of a message of this peer.
+    waits |= mailbox != nullptr && mailbox->brings(*deadline.operation);
   }
   for (const OpenProbe& probe : probes_) {
     waits |= probe.request.peer == peer || (probe.request.peer == kAnyPeer && are_all_gone);

@@ -209,6 +209,9 @@ class Feedback:
                 f"{self.step}): wait for that Work first, or pass another Feedback"
             )
         self._serving = None
+        for number in self._next_pieces:
+            # A call that failed has written to a piece of it.
+            self._spares.pop(number, None)
         self._next, self._next_pieces = {}, {}
 
     def serve(
@@ -271,6 +274,8 @@ class Feedback:
         A call may later keep it elsewhere: ``memory`` returns where it is.
         """
         self._residuals[number] = residual
+        # It may be the memory for the next one.
+        self._spares.pop(number, None)
         self._forget_piece(number)
 
     def ended(self) -> None:

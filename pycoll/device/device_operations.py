@@ -16,6 +16,7 @@ call raises the failure, and so does ``Work.synchronize``.
 from __future__ import annotations
 
 import hashlib
+import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -118,6 +119,7 @@ class Devices:
         self._exchange = exchange
         self._wires = wires
         self._native: _core.DeviceCommunicator | None = None
+        self._coding = threading.Lock()
         self._rank = communicator.rank
         self._staging = Staging(communicator, _number(group))
         self._message_plans = MessagePlans(len(names), communicator.rank)
@@ -239,19 +241,19 @@ class Devices:
             changed += found
         copies.before += corrections
         copies.memory += changed
-        rounds = coded_rounds(call, ends, native.scratch(call.scratch))
         if copies.memory:
             order_memory(native, where, stream)
         mark = None
-        for number, (each, exchange) in enumerate(zip(rounds, exchanges, strict=True)):
-            steps = Copies()
-            steps.before, steps.after = list(each.before), list(each.after)
-            if number == 0:
-                steps.before[:0] = copies.before
-            if number == len(rounds) - 1:
-                steps.after += copies.after
-            launch = Launch(exchange.prepared, exchange.counts, exchange.lanes, async_op, where)
-            mark = launch.run(native, each.source, each.target, steps)
+        # Calls of several threads use the memory of codes one after the other, as they launch.
+        with self._coding:
+            rounds = coded_rounds(call, ends, native.scratch(call.scratch))
+            rounds[0].before[:0] = copies.before
+            rounds[-1].after.extend(copies.after)
+            for each, exchange in zip(rounds, exchanges, strict=True):
+                steps = Copies()
+                steps.before, steps.after = each.before, each.after
+                launch = Launch(exchange.prepared, exchange.counts, exchange.lanes, async_op, where)
+                mark = launch.run(native, each.source, each.target, steps)
         if changed and native.capture_of(stream) == 0:
             end = mark if mark is not None else native.mark(stream)
             for one_memory in changed:

@@ -318,11 +318,12 @@ class ViewManager:
         ends = [one for pair in self._broken() for one in pair]
         order = self.alive.index
         found = sorted({*ends}, key=lambda one: (-ends.count(one), -order(one)))
-        return [one for one in found if self._keeps_all_without(one)]
+        return [one for one in found if self.keeps_all_without(one)]
 
-    def _keeps_all_without(self, server: int) -> bool:
+    def keeps_all_without(self, *servers: int) -> bool:
+        """Return whether each shard is on another server that has all its acknowledged updates."""
         return all(
-            any(one != server and self._fresh.get(shard) != one for one in chain)
+            any(one not in servers and self._fresh.get(shard) != one for one in chain)
             for shard, chain in enumerate(self.view.chains)
             if chain
         )
@@ -540,9 +541,14 @@ class Voter:
             manager.go_around()
 
     def give_up(self, silent: Iterable[int]) -> None:
-        """Count servers as lost that have been silent for long, if the others may decide."""
+        """Count servers as lost that have been silent for long, if the others may decide and have
+        all values. Otherwise the others wait, and calls that need the servers end by their time
+        limit: nothing that was acknowledged is given up."""
         found = [one for one in silent if one in self.running]
-        if found and self._may_decide(*found):
+        keeps = all(set(chain) - set(found) for chain in self.view.chains if chain)
+        if self.manager is not None:
+            keeps = keeps and self.manager.keeps_all_without(*found)
+        if found and keeps and self._may_decide(*found):
             for one in found:
                 self.lose(one, False)
 

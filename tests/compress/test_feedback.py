@@ -71,3 +71,37 @@ def test_a_checkpoint_goes_on_bit_by_bit() -> None:
     assert factor is not None and factor.tolist() == [[1], [1]] and other.factor(1) is None
     with pytest.raises(InvalidArgumentError, match="saved state is dict without form 1"):
         other.load_state_dict({"step": 3})
+
+
+def test_a_failed_call_leaves_an_adopted_residual_alone() -> None:
+    feedback = Feedback()
+    whole = slice(0, 4)
+    feedback.pair((4,), 0, np.float32, whole)[1][:] = [1, 2, 3, 4]
+    feedback.replace()
+    kept = feedback.memory((4,))
+    feedback.adopt(kept)
+    feedback.pair((4,), 0, np.float32, whole)[1][:] = 9
+    assert feedback.memory((4,)).tolist() == [1, 2, 3, 4]
+    # The memory of another residual may be adopted: the one for the next call is new, then.
+    feedback.replace()
+    feedback.adopt(kept)
+    residual, spare = feedback.pair((4,), 0, np.float32, whole)
+    assert not np.shares_memory(residual, spare)
+
+
+def test_a_failed_call_for_another_piece_leaves_nothing_behind() -> None:
+    feedback, whole, half = Feedback(), slice(0, 4), slice(0, 2)
+
+    def call(piece: slice, value: float) -> None:
+        feedback.check_free()
+        feedback.strays((4,), 0, np.float32, piece)
+        feedback.pair((4,), 0, np.float32, piece)[1][:] = value
+
+    call(half, 1)
+    feedback.replace()
+    feedback.ended()
+    call(whole, 7)  # and fails
+    call(half, 2)
+    feedback.replace()
+    feedback.ended()
+    assert feedback.memory((4,)).tolist() == [2, 2, 0, 0]

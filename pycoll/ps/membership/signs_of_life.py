@@ -29,13 +29,14 @@ class SignsOfLife:
         self._silent[peer] = 0.0
 
     def was_stopped(self) -> bool:
-        """Return whether half of the limit has passed since the last call.
+        """Return whether a quarter of the limit has passed since the last call.
 
-        Peers have then heard nothing of this process for as long, and a bit longer. The owner calls
-        it often, and ahead of whatever other processes shall not learn from one that was left out.
+        Peers have then heard nothing of this process for as long, and up to an eighth of the limit
+        longer, so none of them has counted it out while it does not know. The owner calls this
+        often, and ahead of whatever other processes shall not learn from one that was left out.
         """
         asked, self._asked = self._asked, self._now()
-        if self._asked - asked <= self._limit_s / 2:
+        if self._asked - asked <= self._limit_s / 4:
             return False
         self._counted = self._asked
         return True
@@ -45,7 +46,11 @@ class SignsOfLife:
         return self._asked - self._counted >= self._limit_s / 8
 
     def count(self, peers: Iterable[int]) -> dict[int, float]:
-        """Count the time since the last call, and return by peer how long it has been silent."""
+        """Count the time since the last call, and return by peer how long it has been silent.
+
+        Of one call at most a quarter of the limit counts: the rest is a stop of this process.
+        """
         passed, self._counted = self._asked - self._counted, self._asked
+        passed = min(passed, self._limit_s / 4)
         self._silent = {one: self._silent.get(one, 0.0) + passed for one in peers}
         return self._silent
