@@ -11,12 +11,12 @@ bash tests/packages.sh "$bin/python"
 # Builds and clang-tidy use idle processor time only: pip unpacks on one core, and ranks often wait
 # for each other. Each has its own session, so that the trap can end all its processes after a
 # failure. clang-tidy needs the compile commands of the installed build.
-setsid chrt --idle 0 bash tests/cpp/build.sh >build/cpp.log 2>&1 &
+setsid bash tests/when_idle.sh bash tests/cpp/build.sh >build/cpp.log 2>&1 &
 sanitized=$!
 trap 'kill -- "-$sanitized" "-${linted:-$sanitized}" 2>/dev/null || true' EXIT
 
 bash tests/setup.sh "$bin"
-setsid chrt --idle 0 bash -euc \
+setsid bash tests/when_idle.sh bash -euc \
   'cmake --build build/python --target cpp_tests; bash tests/lint_cpp.sh "$1"' - "$bin" \
   >build/python.log 2>&1 &
 linted=$!
