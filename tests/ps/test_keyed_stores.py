@@ -420,7 +420,8 @@ def test_workers_that_name_other_terms_are_told() -> None:
     comms = pycoll.local_world(2, servers=1, timeout_s=TIMEOUT_S)
 
     def rank(comm: Comm) -> None:
-        text = r"rank 1 opens a store with servers=\[2\], replicas=0, bsp, rank 0 with .*, asp"
+        terms = r"servers=\[2\], replicas=0, "
+        text = rf"rank 1 opens a store with {terms}bsp, shards=1, rank 0 with {terms}asp, shards=1"
         with pytest.raises(MismatchError, match=text):
             ps.connect(comm, consistency="asp" if comm.rank == 0 else "bsp")
         with pytest.raises(InvalidArgumentError, match=r"rank 1: replicas is 4: expected 0 to 0"):
