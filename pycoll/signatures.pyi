@@ -4,12 +4,17 @@ A result has the type of ``x``, or of ``out`` if it is passed. With ``async_op=T
 ``Work`` of that type. A subclass of numpy.ndarray is typed as itself, but the result is a plain
 numpy.ndarray. Inside a ``group()`` every call returns a Work; typed programs pass
 ``async_op=True`` there, which has no other effect. ``bind`` returns a BoundCall, mostly of Any.
+
+``out`` and ``async_op`` are options that a call may leave out. So a call without them fits several
+overloads, and type checkers take the first one: the call that waits and makes a new result.
 """
+
+# mypy: disable-error-code="overload-overlap"
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, Protocol, TypedDict, TypeVar, overload
+from typing import Any, Generic, Literal, Protocol, TypedDict, TypeVar, overload
 
 import numpy as np
 from typing_extensions import Unpack
@@ -24,25 +29,41 @@ _Out = TypeVar("_Out")
 _Number = TypeVar("_Number", bool, int, float, complex)
 _Array = np.ndarray[Any, np.dtype[Any]]
 _Op = str | ReduceOp
+_Splits = Sequence[int] | None
+_No = Literal[False]
+_Yes = Literal[True]
+_Async = TypeVar("_Async", bound=bool)
 
-class Moves(TypedDict, total=False):
+class Moves(TypedDict, Generic[_Out, _Async], total=False):
     """The options of all collectives on arrays."""
 
+    out: _Out
+    async_op: _Async
     algorithm: str | None
     stream: Any
 
-class Reduces(Moves, total=False):
+class Reduces(Moves[_Out, _Async], total=False):
     """The options of collectives that reduce."""
 
     deterministic: bool | None
 
-class CodedMoves(Moves, total=False):
-    """The options of broadcast and all_gather."""
+class Gathers(Moves[_Out, _Async], total=False):
+    """The options of gather."""
+
+    lengths: _Splits
+
+class CodedMoves(Moves[_Out, _Async], total=False):
+    """The options of broadcast."""
 
     compress: Codec | None
     feedback: Feedback | None
 
-class CodedReduces(Reduces, total=False):
+class CodedGathers(CodedMoves[_Out, _Async], total=False):
+    """The options of all_gather."""
+
+    lengths: _Splits
+
+class CodedReduces(Reduces[_Out, _Async], total=False):
     """The options of all_reduce and reduce_scatter."""
 
     compress: Codec | None
@@ -65,734 +86,349 @@ class Call(Protocol):
 
 class AllReduce(Call, Protocol):
     """The type of all_reduce."""
+
     @overload
     def __call__(
-        self,
-        x: tuple[_X, ...],
-        op: _Op = "sum",
-        *,
-        out: None = None,
-        async_op: Literal[False] = False,
-        **options: Unpack[CodedReduces],
+        self, x: tuple[_X, ...], op: _Op = "sum", **options: Unpack[CodedReduces[None, _No]]
     ) -> list[_X]: ...
     @overload
     def __call__(
-        self,
-        x: _X,
-        op: _Op = "sum",
-        *,
-        out: None = None,
-        async_op: Literal[False] = False,
-        **options: Unpack[CodedReduces],
+        self, x: _X, op: _Op = "sum", **options: Unpack[CodedReduces[None, _No]]
     ) -> _X: ...
     @overload
     def __call__(
-        self,
-        x: tuple[_X, ...],
-        op: _Op = "sum",
-        *,
-        out: None = None,
-        async_op: Literal[True],
-        **options: Unpack[CodedReduces],
+        self, x: tuple[_X, ...], op: _Op = "sum", **options: Unpack[CodedReduces[None, _Yes]]
     ) -> Work[list[_X]]: ...
     @overload
     def __call__(
-        self,
-        x: _X,
-        op: _Op = "sum",
-        *,
-        out: None = None,
-        async_op: Literal[True],
-        **options: Unpack[CodedReduces],
+        self, x: _X, op: _Op = "sum", **options: Unpack[CodedReduces[None, _Yes]]
     ) -> Work[_X]: ...
     @overload
     def __call__(
-        self,
-        x: Any,
-        op: _Op = "sum",
-        *,
-        out: _Out,
-        async_op: Literal[False] = False,
-        **options: Unpack[CodedReduces],
+        self, x: Any, op: _Op = "sum", **options: Unpack[CodedReduces[_Out, _No]]
     ) -> _Out: ...
     @overload
     def __call__(
-        self,
-        x: Any,
-        op: _Op = "sum",
-        *,
-        out: _Out,
-        async_op: Literal[True],
-        **options: Unpack[CodedReduces],
+        self, x: Any, op: _Op = "sum", **options: Unpack[CodedReduces[_Out, _Yes]]
     ) -> Work[_Out]: ...
     @overload
     def __call__(
-        self,
-        x: _X,
-        op: _Op = "sum",
-        *,
-        out: Any = None,
-        async_op: bool,
-        **options: Unpack[CodedReduces],
+        self, x: _X, op: _Op = "sum", **options: Unpack[CodedReduces[Any, bool]]
     ) -> _X | Work[_X]: ...
     def bind(
-        self,
-        x: Any,
-        op: _Op = "sum",
-        *,
-        out: Any = None,
-        async_op: bool = False,
-        **options: Unpack[CodedReduces],
+        self, x: Any, op: _Op = "sum", **options: Unpack[CodedReduces[Any, bool]]
     ) -> BoundCall[Any]: ...
 
 class ReducesAlike(Call, Protocol):
     """The type of scan and exscan."""
+
     @overload
     def __call__(
-        self,
-        x: tuple[_X, ...],
-        op: _Op = "sum",
-        *,
-        out: None = None,
-        async_op: Literal[False] = False,
-        **options: Unpack[Reduces],
+        self, x: tuple[_X, ...], op: _Op = "sum", **options: Unpack[Reduces[None, _No]]
     ) -> list[_X]: ...
     @overload
-    def __call__(
-        self,
-        x: _X,
-        op: _Op = "sum",
-        *,
-        out: None = None,
-        async_op: Literal[False] = False,
-        **options: Unpack[Reduces],
-    ) -> _X: ...
+    def __call__(self, x: _X, op: _Op = "sum", **options: Unpack[Reduces[None, _No]]) -> _X: ...
     @overload
     def __call__(
-        self,
-        x: tuple[_X, ...],
-        op: _Op = "sum",
-        *,
-        out: None = None,
-        async_op: Literal[True],
-        **options: Unpack[Reduces],
+        self, x: tuple[_X, ...], op: _Op = "sum", **options: Unpack[Reduces[None, _Yes]]
     ) -> Work[list[_X]]: ...
     @overload
     def __call__(
-        self,
-        x: _X,
-        op: _Op = "sum",
-        *,
-        out: None = None,
-        async_op: Literal[True],
-        **options: Unpack[Reduces],
+        self, x: _X, op: _Op = "sum", **options: Unpack[Reduces[None, _Yes]]
     ) -> Work[_X]: ...
     @overload
-    def __call__(
-        self,
-        x: Any,
-        op: _Op = "sum",
-        *,
-        out: _Out,
-        async_op: Literal[False] = False,
-        **options: Unpack[Reduces],
-    ) -> _Out: ...
+    def __call__(self, x: Any, op: _Op = "sum", **options: Unpack[Reduces[_Out, _No]]) -> _Out: ...
     @overload
     def __call__(
-        self,
-        x: Any,
-        op: _Op = "sum",
-        *,
-        out: _Out,
-        async_op: Literal[True],
-        **options: Unpack[Reduces],
+        self, x: Any, op: _Op = "sum", **options: Unpack[Reduces[_Out, _Yes]]
     ) -> Work[_Out]: ...
     @overload
     def __call__(
-        self, x: _X, op: _Op = "sum", *, out: Any = None, async_op: bool, **options: Unpack[Reduces]
+        self, x: _X, op: _Op = "sum", **options: Unpack[Reduces[Any, bool]]
     ) -> _X | Work[_X]: ...
     def bind(
-        self,
-        x: Any,
-        op: _Op = "sum",
-        *,
-        out: Any = None,
-        async_op: bool = False,
-        **options: Unpack[Reduces],
+        self, x: Any, op: _Op = "sum", **options: Unpack[Reduces[Any, bool]]
     ) -> BoundCall[Any]: ...
 
 class Reduce(Call, Protocol):
     """The type of reduce. Only the root has a result."""
+
     @overload
     def __call__(
-        self,
-        x: _X,
-        root: int = 0,
-        op: _Op = "sum",
-        *,
-        out: None = None,
-        async_op: Literal[False] = False,
-        **options: Unpack[Reduces],
+        self, x: _X, root: int = 0, op: _Op = "sum", **options: Unpack[Reduces[None, _No]]
     ) -> _X | None: ...
     @overload
     def __call__(
-        self,
-        x: _X,
-        root: int = 0,
-        op: _Op = "sum",
-        *,
-        out: None = None,
-        async_op: Literal[True],
-        **options: Unpack[Reduces],
+        self, x: _X, root: int = 0, op: _Op = "sum", **options: Unpack[Reduces[None, _Yes]]
     ) -> Work[_X | None]: ...
     @overload
     def __call__(
-        self,
-        x: Any,
-        root: int = 0,
-        op: _Op = "sum",
-        *,
-        out: _Out,
-        async_op: Literal[False] = False,
-        **options: Unpack[Reduces],
+        self, x: Any, root: int = 0, op: _Op = "sum", **options: Unpack[Reduces[_Out, _No]]
     ) -> _Out: ...
     @overload
     def __call__(
-        self,
-        x: Any,
-        root: int = 0,
-        op: _Op = "sum",
-        *,
-        out: _Out,
-        async_op: Literal[True],
-        **options: Unpack[Reduces],
+        self, x: Any, root: int = 0, op: _Op = "sum", **options: Unpack[Reduces[_Out, _Yes]]
     ) -> Work[_Out]: ...
     @overload
     def __call__(
-        self,
-        x: _X,
-        root: int = 0,
-        op: _Op = "sum",
-        *,
-        out: Any = None,
-        async_op: bool,
-        **options: Unpack[Reduces],
+        self, x: _X, root: int = 0, op: _Op = "sum", **options: Unpack[Reduces[Any, bool]]
     ) -> _X | Work[_X | None] | None: ...
     def bind(
-        self,
-        x: Any,
-        root: int = 0,
-        op: _Op = "sum",
-        *,
-        out: Any = None,
-        async_op: bool = False,
-        **options: Unpack[Reduces],
+        self, x: Any, root: int = 0, op: _Op = "sum", **options: Unpack[Reduces[Any, bool]]
     ) -> BoundCall[Any]: ...
 
 class ReduceScatter(Call, Protocol):
     """The type of reduce_scatter."""
+
     @overload
     def __call__(
         self,
         x: _X,
         op: _Op = "sum",
-        splits: Sequence[int] | None = None,
-        *,
-        out: None = None,
-        async_op: Literal[False] = False,
-        **options: Unpack[CodedReduces],
+        splits: _Splits = None,
+        **options: Unpack[CodedReduces[None, _No]],
     ) -> _X: ...
     @overload
     def __call__(
         self,
         x: _X,
         op: _Op = "sum",
-        splits: Sequence[int] | None = None,
-        *,
-        out: None = None,
-        async_op: Literal[True],
-        **options: Unpack[CodedReduces],
+        splits: _Splits = None,
+        **options: Unpack[CodedReduces[None, _Yes]],
     ) -> Work[_X]: ...
     @overload
     def __call__(
         self,
         x: Any,
         op: _Op = "sum",
-        splits: Sequence[int] | None = None,
-        *,
-        out: _Out,
-        async_op: Literal[False] = False,
-        **options: Unpack[CodedReduces],
+        splits: _Splits = None,
+        **options: Unpack[CodedReduces[_Out, _No]],
     ) -> _Out: ...
     @overload
     def __call__(
         self,
         x: Any,
         op: _Op = "sum",
-        splits: Sequence[int] | None = None,
-        *,
-        out: _Out,
-        async_op: Literal[True],
-        **options: Unpack[CodedReduces],
+        splits: _Splits = None,
+        **options: Unpack[CodedReduces[_Out, _Yes]],
     ) -> Work[_Out]: ...
     @overload
     def __call__(
         self,
         x: _X,
         op: _Op = "sum",
-        splits: Sequence[int] | None = None,
-        *,
-        out: Any = None,
-        async_op: bool,
-        **options: Unpack[CodedReduces],
+        splits: _Splits = None,
+        **options: Unpack[CodedReduces[Any, bool]],
     ) -> _X | Work[_X]: ...
     def bind(
         self,
         x: Any,
         op: _Op = "sum",
-        splits: Sequence[int] | None = None,
-        *,
-        out: Any = None,
-        async_op: bool = False,
-        **options: Unpack[CodedReduces],
+        splits: _Splits = None,
+        **options: Unpack[CodedReduces[Any, bool]],
     ) -> BoundCall[Any]: ...
 
 class Broadcast(Call, Protocol):
     """The type of broadcast."""
+
+    @overload
+    def __call__(self, x: _X, root: int = 0, **options: Unpack[CodedMoves[None, _No]]) -> _X: ...
     @overload
     def __call__(
-        self,
-        x: _X,
-        root: int = 0,
-        *,
-        out: None = None,
-        async_op: Literal[False] = False,
-        **options: Unpack[CodedMoves],
-    ) -> _X: ...
-    @overload
-    def __call__(
-        self,
-        x: _X,
-        root: int = 0,
-        *,
-        out: None = None,
-        async_op: Literal[True],
-        **options: Unpack[CodedMoves],
+        self, x: _X, root: int = 0, **options: Unpack[CodedMoves[None, _Yes]]
     ) -> Work[_X]: ...
     @overload
-    def __call__(
-        self,
-        x: Any,
-        root: int = 0,
-        *,
-        out: _Out,
-        async_op: Literal[False] = False,
-        **options: Unpack[CodedMoves],
-    ) -> _Out: ...
+    def __call__(self, x: Any, root: int = 0, **options: Unpack[CodedMoves[_Out, _No]]) -> _Out: ...
     @overload
     def __call__(
-        self,
-        x: Any,
-        root: int = 0,
-        *,
-        out: _Out,
-        async_op: Literal[True],
-        **options: Unpack[CodedMoves],
+        self, x: Any, root: int = 0, **options: Unpack[CodedMoves[_Out, _Yes]]
     ) -> Work[_Out]: ...
     @overload
     def __call__(
-        self,
-        x: _X,
-        root: int = 0,
-        *,
-        out: Any = None,
-        async_op: bool,
-        **options: Unpack[CodedMoves],
+        self, x: _X, root: int = 0, **options: Unpack[CodedMoves[Any, bool]]
     ) -> _X | Work[_X]: ...
     def bind(
-        self,
-        x: Any,
-        root: int = 0,
-        *,
-        out: Any = None,
-        async_op: bool = False,
-        **options: Unpack[CodedMoves],
+        self, x: Any, root: int = 0, **options: Unpack[CodedMoves[Any, bool]]
     ) -> BoundCall[Any]: ...
 
 class AllGather(Call, Protocol):
     """The type of all_gather. The result for a number is a list."""
+
+    @overload
+    def __call__(self, x: np.generic, **options: Unpack[CodedGathers[None, _No]]) -> _Array: ...
+    @overload
+    def __call__(self, x: _Number, **options: Unpack[CodedGathers[None, _No]]) -> list[_Number]: ...
+    @overload
+    def __call__(self, x: _X, **options: Unpack[CodedGathers[None, _No]]) -> _X: ...
     @overload
     def __call__(
-        self,
-        x: np.generic,
-        *,
-        lengths: Sequence[int] | None = None,
-        out: None = None,
-        async_op: Literal[False] = False,
-        **options: Unpack[CodedMoves],
-    ) -> _Array: ...
-    @overload
-    def __call__(
-        self,
-        x: _Number,
-        *,
-        lengths: Sequence[int] | None = None,
-        out: None = None,
-        async_op: Literal[False] = False,
-        **options: Unpack[CodedMoves],
-    ) -> list[_Number]: ...
-    @overload
-    def __call__(
-        self,
-        x: _X,
-        *,
-        lengths: Sequence[int] | None = None,
-        out: None = None,
-        async_op: Literal[False] = False,
-        **options: Unpack[CodedMoves],
-    ) -> _X: ...
-    @overload
-    def __call__(
-        self,
-        x: np.generic,
-        *,
-        lengths: Sequence[int] | None = None,
-        out: None = None,
-        async_op: Literal[True],
-        **options: Unpack[CodedMoves],
+        self, x: np.generic, **options: Unpack[CodedGathers[None, _Yes]]
     ) -> Work[_Array]: ...
     @overload
     def __call__(
-        self,
-        x: _Number,
-        *,
-        lengths: Sequence[int] | None = None,
-        out: None = None,
-        async_op: Literal[True],
-        **options: Unpack[CodedMoves],
+        self, x: _Number, **options: Unpack[CodedGathers[None, _Yes]]
     ) -> Work[list[_Number]]: ...
     @overload
-    def __call__(
-        self,
-        x: _X,
-        *,
-        lengths: Sequence[int] | None = None,
-        out: None = None,
-        async_op: Literal[True],
-        **options: Unpack[CodedMoves],
-    ) -> Work[_X]: ...
+    def __call__(self, x: _X, **options: Unpack[CodedGathers[None, _Yes]]) -> Work[_X]: ...
     @overload
-    def __call__(
-        self,
-        x: Any,
-        *,
-        lengths: Sequence[int] | None = None,
-        out: _Out,
-        async_op: Literal[False] = False,
-        **options: Unpack[CodedMoves],
-    ) -> _Out: ...
+    def __call__(self, x: Any, **options: Unpack[CodedGathers[_Out, _No]]) -> _Out: ...
     @overload
-    def __call__(
-        self,
-        x: Any,
-        *,
-        lengths: Sequence[int] | None = None,
-        out: _Out,
-        async_op: Literal[True],
-        **options: Unpack[CodedMoves],
-    ) -> Work[_Out]: ...
+    def __call__(self, x: Any, **options: Unpack[CodedGathers[_Out, _Yes]]) -> Work[_Out]: ...
     @overload
-    def __call__(
-        self,
-        x: _X,
-        *,
-        lengths: Sequence[int] | None = None,
-        out: Any = None,
-        async_op: bool,
-        **options: Unpack[CodedMoves],
-    ) -> _X | Work[_X]: ...
-    def bind(
-        self,
-        x: Any,
-        *,
-        lengths: Sequence[int] | None = None,
-        out: Any = None,
-        async_op: bool = False,
-        **options: Unpack[CodedMoves],
-    ) -> BoundCall[Any]: ...
+    def __call__(self, x: _X, **options: Unpack[CodedGathers[Any, bool]]) -> _X | Work[_X]: ...
+    def bind(self, x: Any, **options: Unpack[CodedGathers[Any, bool]]) -> BoundCall[Any]: ...
 
 class Gather(Call, Protocol):
     """The type of gather. Only the root has a result."""
+
     @overload
     def __call__(
         self,
         x: np.generic,
         root: int = 0,
-        splits: Sequence[int] | None = None,
-        *,
-        lengths: Sequence[int] | None = None,
-        out: None = None,
-        async_op: Literal[False] = False,
-        **options: Unpack[Moves],
+        splits: _Splits = None,
+        **options: Unpack[Gathers[None, _No]],
     ) -> _Array | None: ...
     @overload
     def __call__(
         self,
         x: _Number,
         root: int = 0,
-        splits: Sequence[int] | None = None,
-        *,
-        lengths: Sequence[int] | None = None,
-        out: None = None,
-        async_op: Literal[False] = False,
-        **options: Unpack[Moves],
+        splits: _Splits = None,
+        **options: Unpack[Gathers[None, _No]],
     ) -> list[_Number] | None: ...
     @overload
     def __call__(
-        self,
-        x: _X,
-        root: int = 0,
-        splits: Sequence[int] | None = None,
-        *,
-        lengths: Sequence[int] | None = None,
-        out: None = None,
-        async_op: Literal[False] = False,
-        **options: Unpack[Moves],
+        self, x: _X, root: int = 0, splits: _Splits = None, **options: Unpack[Gathers[None, _No]]
     ) -> _X | None: ...
     @overload
     def __call__(
         self,
         x: np.generic,
         root: int = 0,
-        splits: Sequence[int] | None = None,
-        *,
-        lengths: Sequence[int] | None = None,
-        out: None = None,
-        async_op: Literal[True],
-        **options: Unpack[Moves],
+        splits: _Splits = None,
+        **options: Unpack[Gathers[None, _Yes]],
     ) -> Work[_Array | None]: ...
     @overload
     def __call__(
         self,
         x: _Number,
         root: int = 0,
-        splits: Sequence[int] | None = None,
-        *,
-        lengths: Sequence[int] | None = None,
-        out: None = None,
-        async_op: Literal[True],
-        **options: Unpack[Moves],
+        splits: _Splits = None,
+        **options: Unpack[Gathers[None, _Yes]],
     ) -> Work[list[_Number] | None]: ...
     @overload
     def __call__(
-        self,
-        x: _X,
-        root: int = 0,
-        splits: Sequence[int] | None = None,
-        *,
-        lengths: Sequence[int] | None = None,
-        out: None = None,
-        async_op: Literal[True],
-        **options: Unpack[Moves],
+        self, x: _X, root: int = 0, splits: _Splits = None, **options: Unpack[Gathers[None, _Yes]]
     ) -> Work[_X | None]: ...
     @overload
     def __call__(
-        self,
-        x: Any,
-        root: int = 0,
-        splits: Sequence[int] | None = None,
-        *,
-        lengths: Sequence[int] | None = None,
-        out: _Out,
-        async_op: Literal[False] = False,
-        **options: Unpack[Moves],
+        self, x: Any, root: int = 0, splits: _Splits = None, **options: Unpack[Gathers[_Out, _No]]
     ) -> _Out: ...
     @overload
     def __call__(
-        self,
-        x: Any,
-        root: int = 0,
-        splits: Sequence[int] | None = None,
-        *,
-        lengths: Sequence[int] | None = None,
-        out: _Out,
-        async_op: Literal[True],
-        **options: Unpack[Moves],
+        self, x: Any, root: int = 0, splits: _Splits = None, **options: Unpack[Gathers[_Out, _Yes]]
     ) -> Work[_Out]: ...
     @overload
     def __call__(
-        self,
-        x: _X,
-        root: int = 0,
-        splits: Sequence[int] | None = None,
-        *,
-        lengths: Sequence[int] | None = None,
-        out: Any = None,
-        async_op: bool,
-        **options: Unpack[Moves],
+        self, x: _X, root: int = 0, splits: _Splits = None, **options: Unpack[Gathers[Any, bool]]
     ) -> _X | Work[_X | None] | None: ...
     def bind(
-        self,
-        x: Any,
-        root: int = 0,
-        splits: Sequence[int] | None = None,
-        *,
-        lengths: Sequence[int] | None = None,
-        out: Any = None,
-        async_op: bool = False,
-        **options: Unpack[Moves],
+        self, x: Any, root: int = 0, splits: _Splits = None, **options: Unpack[Gathers[Any, bool]]
     ) -> BoundCall[Any]: ...
 
 class Scatter(Call, Protocol):
     """The type of scatter. Without x the result is a NumPy array."""
+
     @overload
     def __call__(
         self,
         x: None = None,
         root: int = 0,
-        splits: Sequence[int] | None = None,
-        *,
-        out: None = None,
-        async_op: Literal[False] = False,
-        **options: Unpack[Moves],
+        splits: _Splits = None,
+        **options: Unpack[Moves[None, _No]],
     ) -> _Array: ...
     @overload
     def __call__(
         self,
         x: _X | None = None,
         root: int = 0,
-        splits: Sequence[int] | None = None,
-        *,
-        out: None = None,
-        async_op: Literal[False] = False,
-        **options: Unpack[Moves],
+        splits: _Splits = None,
+        **options: Unpack[Moves[None, _No]],
     ) -> _X: ...
     @overload
     def __call__(
         self,
         x: None = None,
         root: int = 0,
-        splits: Sequence[int] | None = None,
-        *,
-        out: None = None,
-        async_op: Literal[True],
-        **options: Unpack[Moves],
+        splits: _Splits = None,
+        **options: Unpack[Moves[None, _Yes]],
     ) -> Work[_Array]: ...
     @overload
     def __call__(
         self,
         x: _X | None = None,
         root: int = 0,
-        splits: Sequence[int] | None = None,
-        *,
-        out: None = None,
-        async_op: Literal[True],
-        **options: Unpack[Moves],
+        splits: _Splits = None,
+        **options: Unpack[Moves[None, _Yes]],
     ) -> Work[_X]: ...
     @overload
     def __call__(
         self,
         x: Any = None,
         root: int = 0,
-        splits: Sequence[int] | None = None,
-        *,
-        out: _Out,
-        async_op: Literal[False] = False,
-        **options: Unpack[Moves],
+        splits: _Splits = None,
+        **options: Unpack[Moves[_Out, _No]],
     ) -> _Out: ...
     @overload
     def __call__(
         self,
         x: Any = None,
         root: int = 0,
-        splits: Sequence[int] | None = None,
-        *,
-        out: _Out,
-        async_op: Literal[True],
-        **options: Unpack[Moves],
+        splits: _Splits = None,
+        **options: Unpack[Moves[_Out, _Yes]],
     ) -> Work[_Out]: ...
     @overload
     def __call__(
         self,
         x: _X | None = None,
         root: int = 0,
-        splits: Sequence[int] | None = None,
-        *,
-        out: Any = None,
-        async_op: bool,
-        **options: Unpack[Moves],
+        splits: _Splits = None,
+        **options: Unpack[Moves[Any, bool]],
     ) -> _X | Work[_X]: ...
     def bind(
         self,
         x: Any = None,
         root: int = 0,
-        splits: Sequence[int] | None = None,
-        *,
-        out: Any = None,
-        async_op: bool = False,
-        **options: Unpack[Moves],
+        splits: _Splits = None,
+        **options: Unpack[Moves[Any, bool]],
     ) -> BoundCall[Any]: ...
 
 class AllToAll(Call, Protocol):
     """The type of all_to_all."""
+
     @overload
     def __call__(
-        self,
-        x: _X,
-        splits: Sequence[int] | None = None,
-        *,
-        out: None = None,
-        async_op: Literal[False] = False,
-        **options: Unpack[Moves],
+        self, x: _X, splits: _Splits = None, **options: Unpack[Moves[None, _No]]
     ) -> _X: ...
     @overload
     def __call__(
-        self,
-        x: _X,
-        splits: Sequence[int] | None = None,
-        *,
-        out: None = None,
-        async_op: Literal[True],
-        **options: Unpack[Moves],
+        self, x: _X, splits: _Splits = None, **options: Unpack[Moves[None, _Yes]]
     ) -> Work[_X]: ...
     @overload
     def __call__(
-        self,
-        x: Any,
-        splits: Sequence[int] | None = None,
-        *,
-        out: _Out,
-        async_op: Literal[False] = False,
-        **options: Unpack[Moves],
+        self, x: Any, splits: _Splits = None, **options: Unpack[Moves[_Out, _No]]
     ) -> _Out: ...
     @overload
     def __call__(
-        self,
-        x: Any,
-        splits: Sequence[int] | None = None,
-        *,
-        out: _Out,
-        async_op: Literal[True],
-        **options: Unpack[Moves],
+        self, x: Any, splits: _Splits = None, **options: Unpack[Moves[_Out, _Yes]]
     ) -> Work[_Out]: ...
     @overload
     def __call__(
-        self,
-        x: _X,
-        splits: Sequence[int] | None = None,
-        *,
-        out: Any = None,
-        async_op: bool,
-        **options: Unpack[Moves],
+        self, x: _X, splits: _Splits = None, **options: Unpack[Moves[Any, bool]]
     ) -> _X | Work[_X]: ...
     def bind(
-        self,
-        x: Any,
-        splits: Sequence[int] | None = None,
-        *,
-        out: Any = None,
-        async_op: bool = False,
-        **options: Unpack[Moves],
+        self, x: Any, splits: _Splits = None, **options: Unpack[Moves[Any, bool]]
     ) -> BoundCall[Any]: ...
 
 class Barrier(Call, Protocol):
