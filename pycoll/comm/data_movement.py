@@ -31,7 +31,7 @@ from pycoll.schedule.collectives import Collective
 from pycoll.types import ITEM_BYTES, DType
 
 if TYPE_CHECKING:
-    from pycoll.comm.plans import Prepared
+    from pycoll.comm.plans import PreparedCall
 
 
 class Moving(Core):
@@ -275,7 +275,7 @@ class Moving(Core):
         out: Any,
         algorithm: str | None,
         stream: Any,
-    ) -> tuple[Prepared, Ends, Any, Any, list[int]]:
+    ) -> tuple[PreparedCall, Ends, Any, Any, list[int]]:
         """Check all arguments, and return the first arguments of ``_run``."""
         dtype, shape = read_header(numbers)
         counts = elements(rows, shape)

@@ -22,14 +22,14 @@ from pycoll.arrays.device_view import DeviceView, Where
 from pycoll.arrays.registry import empty, input_of
 from pycoll.comm.codecs import Coding, coding_of, runs_itself
 from pycoll.comm.coded_ends import behind
-from pycoll.comm.fused_batches import Member, Message, fused_view, members_of
+from pycoll.comm.fused_batches import FusedMessage, Member, fused_view, members_of
 from pycoll.comm.operations import Ends, asks_for_servers, ends_of, nothing
 from pycoll.comm.work import Work
 from pycoll.errors import InvalidArgumentError, PycollError
 from pycoll.schedule.collectives import Collective
 
 if TYPE_CHECKING:
-    from pycoll.comm.plans import MessageKey, Prepared
+    from pycoll.comm.plans import MessageKey, PreparedCall
 
 _Finish = Callable[[], Any]
 _MESSAGES = {"send": "isend", "isend": "isend", "recv": "irecv", "irecv": "irecv"}
@@ -254,8 +254,8 @@ class Group(_core.Group):
         fusion.append(_Coded(member, feedback, work))
         return work
 
-    def _coded_call(self, key: _CodedKey, nbytes: int) -> Prepared:
-        prepared: Prepared = self.communicator._prepare(
+    def _coded_call(self, key: _CodedKey, nbytes: int) -> PreparedCall:
+        prepared: PreparedCall = self.communicator._prepare(
             Collective.ALL_REDUCE,
             key.dtype,
             key.op,
@@ -287,10 +287,10 @@ class Group(_core.Group):
 
     def _prepared(
         self, member: Member, op: Any, algorithm: str | None, deterministic: bool | None
-    ) -> Prepared:
+    ) -> PreparedCall:
         """Prepare the call now, so that it raises for wrong arguments, not the end of the block."""
         source = member.ends.source
-        prepared: Prepared = self.communicator._prepare(
+        prepared: PreparedCall = self.communicator._prepare(
             Collective.ALL_REDUCE, source.dtype, op, 0, source.nbytes, algorithm, deterministic
         )
         prepared.check_shape(source.shape)
@@ -397,7 +397,7 @@ class Group(_core.Group):
             for one in fusion:
                 if one.feedback is not None:
                     one.feedback.check_free()
-            message, coded = Message(ends, prepared, wheres).as_coded(
+            message, coded = FusedMessage(ends, prepared, wheres).as_coded(
                 [(one.feedback, 0) for one in fusion]
             )
             for one in fusion:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from pycoll.comm.codecs import Coding
     from pycoll.comm.fused_memory import FusedMemory
-    from pycoll.comm.plans import MessageKey, Plans, Prepared
+    from pycoll.comm.plans import MessageKey, Plans, PreparedCall
     from pycoll.comm.served import Served
     from pycoll.device.device_operations import Devices
     from pycoll.schedule.topology import Topology
@@ -40,7 +40,7 @@ _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 _Self = TypeVar("_Self", bound="Core")
 
-#: Prepared calls that a communicator keeps at most.
+#: PreparedCall calls that a communicator keeps at most.
 _PREPARED_MAX = 4096
 #: Operations begin with internal exchanges. An engine's MismatchError may name such an exchange by
 #: a text of this pattern; the note then tells the user which calls make them.
@@ -271,7 +271,7 @@ class Core(_core.Calls):
         deterministic: bool | None,
         shape_key: tuple[int, ...] = (),
         coding: Coding | None = None,
-    ) -> Prepared:
+    ) -> PreparedCall:
         """Return the part of a call that does not depend on its arrays.
 
         ``op`` is None where nothing is reduced. ``nbytes`` is rounded up to the next power of two,
@@ -336,7 +336,7 @@ class Core(_core.Calls):
 
     def _run(
         self,
-        prepared: Prepared,
+        prepared: PreparedCall,
         ends: Ends,
         x: Any,
         out: Any,
@@ -399,7 +399,7 @@ class Core(_core.Calls):
 
     def _start(
         self,
-        prepared: Prepared,
+        prepared: PreparedCall,
         source: _core.BufferView | None,
         target: _core.BufferView | None,
         counts: list[int],
@@ -538,7 +538,7 @@ class Core(_core.Calls):
 
     def _run_exchange(
         self,
-        prepared: Prepared,
+        prepared: PreparedCall,
         mine: _core.BufferView | None,
         every: bytearray | memoryview | array[int],
         counts: list[int],

@@ -25,14 +25,14 @@ from pycoll.cost.selection import (
 )
 from pycoll.errors import InvalidArgumentError
 from pycoll.ops import Reduction, find_reduction
-from pycoll.plan.lowering import acknowledged, lower
+from pycoll.plan.lowering import acknowledge, lower
 from pycoll.schedule.collectives import REDUCING, Collective
 from pycoll.schedule.copies import Copies
 from pycoll.schedule.topology import Topology, single_host
 from pycoll.types import ITEM_BYTES, LOCATION, DType, ReduceOp
 
 
-class Prepared(NamedTuple):
+class PreparedCall(NamedTuple):
     """The part of a call that does not depend on its arrays.
 
     ``user``: the reduction, if it is a user's.
@@ -81,7 +81,7 @@ class Prepared(NamedTuple):
         if self.reduction is not None:
             self.reduction.check_shape(shape, axes)
 
-    def of_array(self, shape: Shape) -> Prepared:
+    def of_array(self, shape: Shape) -> PreparedCall:
         """Return the same for one array, whose shape must be equal on all ranks."""
         call = _core.CallArrays()
         call.add(self.dtype, self.op, shape)
@@ -89,7 +89,7 @@ class Prepared(NamedTuple):
 
     def of_arrays(
         self, arrays: Iterable[tuple[int, Shape]], call: _core.CallArrays | None = None
-    ) -> Prepared:
+    ) -> PreparedCall:
         """Return the same for a message of several arrays.
 
         ``arrays``: pairs of bytes and shape, which must be equal on all ranks. ``call``: all arrays
@@ -136,11 +136,11 @@ class Plans:
         self._lanes: dict[_core.Plan, int] = {}
         #: By the key of Core._prepare. It is no attribute of the communicator, because CPython
         #: caches the methods only of objects with at most 30 attributes.
-        self.known: dict[tuple[object, ...], Prepared] = {}
+        self.known: dict[tuple[object, ...], PreparedCall] = {}
         self._messages: dict[MessageKey, MessageKey] = {}
 
     def message_key(
-        self, prepared: Prepared, algorithm: str | None, deterministic: bool | None
+        self, prepared: PreparedCall, algorithm: str | None, deterministic: bool | None
     ) -> MessageKey:
         """Return the key of the messages that such an all_reduce may share.
 
@@ -167,7 +167,7 @@ class Plans:
         deterministic: bool,
         shape_key: tuple[int, ...],
         coding: Coding | None = None,
-    ) -> Prepared:
+    ) -> PreparedCall:
         """Return what the engine needs for a call.
 
         ``nbytes``: the message in bytes. ``shape_key``: further numbers that must be equal on all
@@ -204,7 +204,7 @@ class Plans:
         key = _hash(text if coding is None else f"{text}/{tuple(coding)}{told}")
         code = reduction.code if reduction is not None else 0
         codec = None if coding is None else coding.native()
-        return Prepared(
+        return PreparedCall(
             plan, key, dtype, code, segment_bytes, reduction, user, None, codec, divisor
         )
 
@@ -352,7 +352,7 @@ def _lowered(key: _Key, topology: Topology, rank: int) -> bytes:
     schedule = algorithm.build(topology.size, root=key.root, only=rank, topology=topology)
     if key.is_coded:
         schedule = algorithm.encode(schedule, topology)
-    return lower(acknowledged(schedule), rank, key.copies)
+    return lower(acknowledge(schedule), rank, key.copies)
 
 
 def _hash(text: str) -> int:

@@ -38,7 +38,7 @@ _Result = TypeVar("_Result")
 
 if TYPE_CHECKING:
     from pycoll.comm.communicator import Communicator
-    from pycoll.comm.plans import Prepared
+    from pycoll.comm.plans import PreparedCall
     from pycoll.comm.work import Work
 
 #: Workers may run this many operations ahead of the oldest one that a server has not ended.
@@ -144,10 +144,10 @@ class Terms(NamedTuple):
         """The number of elements."""
         return math.prod(self.shape)
 
-    def prepare(self, base: Communicator) -> Prepared:
+    def prepare(self, base: Communicator) -> PreparedCall:
         """Return the operation as each rank prepares it."""
         nbytes = self.elements * ITEM_BYTES[self.dtype]
-        prepared: Prepared = base._prepare(
+        prepared: PreparedCall = base._prepare(
             Collective.ALL_REDUCE,
             self.dtype,
             self.op,

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pycoll.comm.codecs import Coding
     from pycoll.comm.fused_batches import Member
     from pycoll.comm.operations import Core
-    from pycoll.comm.plans import Prepared
+    from pycoll.comm.plans import PreparedCall
     from pycoll.comm.work import Work
     from pycoll.device.device_codes import CodedCall, Exchange
 
@@ -36,7 +36,7 @@ _MARK = 1 << 61
 class Ready(NamedTuple):
     """A collective of one array. ``prepared`` holds all that ranks agree on."""
 
-    prepared: Prepared
+    prepared: PreparedCall
     source: Any
     target: Any
     counts: list[int]
@@ -202,7 +202,7 @@ def _launch(
     return communicator._on_devices().run_coded(call, ends, async_op, finish, ready.place, kept)
 
 
-def _call_of(communicator: Core, prepared: Prepared, counts: list[int]) -> CodedCall:
+def _call_of(communicator: Core, prepared: PreparedCall, counts: list[int]) -> CodedCall:
     from pycoll.device.device_codes import CodedCall, Exchange, Parts, cut
 
     codec, size, plan = prepared.codec, communicator.size, prepared.plan

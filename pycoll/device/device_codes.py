@@ -25,7 +25,7 @@ from pycoll.schedule.collectives import Collective
 from pycoll.types import ITEM_BYTES, DType
 
 if TYPE_CHECKING:
-    from pycoll.comm.plans import Prepared
+    from pycoll.comm.plans import PreparedCall
 
 #: Parts of codes begin at multiples of this many bytes, so that no kernel loads them by bytes.
 _ALIGNMENT = 16
@@ -133,7 +133,7 @@ class Kept(Protocol):
 class Exchange(NamedTuple):
     """A collective of bytes. ``lanes``: the most that any rank's plan has."""
 
-    prepared: Prepared
+    prepared: PreparedCall
     lanes: int
     counts: list[int]
 

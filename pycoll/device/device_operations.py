@@ -35,7 +35,7 @@ from pycoll.types import DType
 
 if TYPE_CHECKING:
     from pycoll.arrays.p2p_message import Message
-    from pycoll.comm.plans import Prepared
+    from pycoll.comm.plans import PreparedCall
 
 
 class OnDevice(NamedTuple):
@@ -52,7 +52,7 @@ class Launch(NamedTuple):
     ``lanes`` is the largest number of lanes that any rank's plan has.
     """
 
-    prepared: Prepared
+    prepared: PreparedCall
     counts: list[int]
     lanes: int
     async_op: bool
@@ -129,7 +129,7 @@ class Devices:
 
     def run(
         self,
-        prepared: Prepared,
+        prepared: PreparedCall,
         ends: tuple[Any, Any],
         counts: list[int],
         lanes: int,
@@ -166,7 +166,7 @@ class Devices:
 
     def run_list(
         self,
-        prepared: Prepared,
+        prepared: PreparedCall,
         members: Sequence[OnDevice],
         lanes: int,
         async_op: bool,
@@ -276,7 +276,7 @@ class Devices:
         _hand_on(native, where)
         return finish()
 
-    def _conversion(self, prepared: Prepared) -> Conversion | None:
+    def _conversion(self, prepared: PreparedCall) -> Conversion | None:
         return conversion(prepared.dtype, prepared.reduction, len(self._names))
 
     def exchange(self, messages: Sequence[Message], async_op: bool) -> DeviceWork | None:

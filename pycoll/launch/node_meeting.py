@@ -28,7 +28,7 @@ from pycoll.bootstrap.discovery.torch_variables import Share
 from pycoll.bootstrap.rendezvous.frames import NODES, PULSE_S, SILENCE_S, list_ranks
 from pycoll.bootstrap.rendezvous.store import (
     Loss,
-    Place,
+    StoreAddresses,
     StoreExchange,
     join_store,
     serve_store,
@@ -407,7 +407,7 @@ def enter_meeting(options: NodeOptions, deadline: Deadline) -> StoreExchange:
             options.listener, options.address, *place, options.nodes, deadline, NODES
         )
     if options.targets:
-        store = Place(options.address, options.targets, party=NODES)
+        store = StoreAddresses(options.address, options.targets, party=NODES)
         return StoreExchange(store, *place, options.node, options.nodes, deadline)
     return join_store(options.address, *place, options.node, options.nodes, deadline, party=NODES)
 

@@ -46,11 +46,11 @@ from pycoll.plan.plan_format import (
     Plan,
     Row,
     exposed_place,
-    lead_count,
+    leading_count,
     place_text,
     unpack,
 )
-from pycoll.plan.verifier_state import Epoch, Place, Process, Queue, Segment, StoredValue
+from pycoll.plan.verifier_state import Epoch, MemoryAccesses, Process, Queue, Segment, StoredValue
 from pycoll.schedule.collectives import CODED, SHARING, Collective
 from pycoll.schedule.contributions import (
     Trees,
@@ -137,7 +137,7 @@ class PlanVerifier:
         self.in_place, self.everyone = self.kind in IN_PLACE, (1 << self.workers) - 1
         self.inputs = [self.operation.inputs_of(rank) for rank in ranks]
         self.outputs = [self.operation.outputs_of(rank) for rank in ranks]
-        self.places: dict[tuple[int, int, int, int], Place] = {}
+        self.places: dict[tuple[int, int, int, int], MemoryAccesses] = {}
         self.queues: dict[tuple[int, int, int], Queue] = {}
         self.processes: list[Process] = []
         self.trees: Trees = {}
@@ -156,10 +156,10 @@ class PlanVerifier:
         for plan in self.plans:
             for lane in range(plan.lane_count):
                 rows = [row for row in plan.rows if row.lane == lane]
-                leads = lead_count(rows)
-                if leads:
-                    self._add(plan, lane, rows[:leads], driver=len(self.processes) + 1)
-                self._add(plan, lane, rows[leads:], driver=len(self.processes), leads=leads)
+                count = leading_count(rows)
+                if count:
+                    self._add(plan, lane, rows[:count], driver=len(self.processes) + 1)
+                self._add(plan, lane, rows[count:], driver=len(self.processes), first=count)
         for process in self.processes:
             process.clock = [0] * len(self.processes)
 
@@ -176,10 +176,10 @@ class PlanVerifier:
                     f"{row.copies.name}"
                 )
 
-    def _add(self, plan: Plan, lane: int, rows: list[Row], driver: int, leads: int = 0) -> None:
+    def _add(self, plan: Plan, lane: int, rows: list[Row], driver: int, first: int = 0) -> None:
         recv = [[self._queue(plan, end, driver) for end in row.recv] for row in rows]
         send = [[self._queue(plan, end, driver) for end in row.send] for row in rows]
-        self.processes.append(Process(plan.rank, lane, rows, recv, send, [], leads > 0, leads))
+        self.processes.append(Process(plan.rank, lane, rows, recv, send, [], first > 0, first))
 
     def _queue(self, plan: Plan, end: int, process: int) -> Queue:
         peer, number, sends = plan.channels[end]
@@ -193,8 +193,8 @@ class PlanVerifier:
 
     def run(self, everyone_heard: bool) -> None:
         """Runs all rows and checks the result; raises ScheduleError with details."""
-        leads = {index - 1 for index, process in enumerate(self.processes) if process.led}
-        ready = deque(index for index in range(len(self.processes)) if index not in leads)
+        leading = {index - 1 for index, process in enumerate(self.processes) if process.follows}
+        ready = deque(index for index in range(len(self.processes)) if index not in leading)
         while ready:
             self._advance(ready.popleft(), self.tiles, ready)
         self._check_end()
@@ -206,7 +206,7 @@ class PlanVerifier:
         process = self.processes[index]
         while process.tile < tiles and process.rows:
             at = process.next
-            if at == 0 and process.led and not self._lead(index, ready):
+            if at == 0 and process.follows and not self._run_leading(index, ready):
                 return
             row = process.rows[at]
             if self._takes_part(row, process.tile):
@@ -225,15 +225,15 @@ class PlanVerifier:
                 process.next = 0
                 process.tile += 1
 
-    def _lead(self, index: int, ready: deque[int]) -> bool:
+    def _run_leading(self, index: int, ready: deque[int]) -> bool:
         """Runs the leading rows for the current tile; the process's next row comes after them.
 
         The result is False if the leading rows are blocked.
         """
-        process, lead = self.processes[index], self.processes[index - 1]
+        process, leading = self.processes[index], self.processes[index - 1]
         self._advance(index - 1, process.tile + 1, ready)
-        process.clock[index - 1] = lead.clock[index - 1]
-        return lead.tile > process.tile
+        process.clock[index - 1] = leading.clock[index - 1]
+        return leading.tile > process.tile
 
     def _takes_part(self, row: Row, tile: int) -> bool:
         if row.chunk == TOKEN_ROW:
@@ -343,7 +343,7 @@ class PlanVerifier:
         self.encoded.add(key)
         return encoded(value, process.rank, self.trees)
 
-    def _place(self, process: Process, buffer: int, slot: int) -> Place:
+    def _place(self, process: Process, buffer: int, slot: int) -> MemoryAccesses:
         """The place of a buffer and slot; in place, input and output of a chunk share one place."""
         tile = 0 if buffer == Buffer.SCRATCH else process.tile
         if buffer == Buffer.INPUT and self._shared(process.rank, slot):
@@ -351,7 +351,7 @@ class PlanVerifier:
         key = (process.rank, buffer, slot, tile)
         place = self.places.get(key)
         if place is None:
-            place = self.places[key] = Place()
+            place = self.places[key] = MemoryAccesses()
         return place
 
     def _shared(self, rank: int, chunk: int) -> bool:
@@ -404,7 +404,7 @@ class PlanVerifier:
         place.reads.clear()
         place.sends.clear()
 
-    def _check_write(self, process: Process, row: Row, place: Place) -> None:
+    def _check_write(self, process: Process, row: Row, place: MemoryAccesses) -> None:
         if place.written is not None and not self._after(process, place.written):
             self._refuse_write(process, row, f"{self._lane_name(place.written)} writes it too")
         for reader in place.reads.items():

@@ -55,7 +55,7 @@ class Queue:
 
 
 @dataclass(slots=True)
-class Place:
+class MemoryAccesses:
     """The accesses to one segment of memory that a later access must follow."""
 
     held: StoredValue | None = None
@@ -75,7 +75,9 @@ class Process:
     recv: list[list[Queue]]
     send: list[list[Queue]]
     clock: list[int]
-    led: bool = False  # the previous process has the leading rows, which run first in every tile
+    follows: bool = (
+        False  # the previous process has the leading rows, which run first in every tile
+    )
     first: int = 0  # the number of rows of the lane before these
     tile: int = 0
     next: int = 0

@@ -757,7 +757,7 @@ def timeline(
         for line in overlaps.lines_of(steps):
             click.echo(line)
         if picture is not None:
-            overlaps.plot(picture, overlaps.chosen(steps, step))
+            overlaps.plot(picture, overlaps.choose(steps, step))
             click.echo(f"picture: {picture}")
     except PycollError as error:
         raise _fail(error) from error

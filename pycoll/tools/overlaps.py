@@ -123,7 +123,7 @@ def lines_of(steps: Sequence[Seen]) -> list[str]:
     return lines
 
 
-def chosen(steps: Sequence[Seen], number: int | None) -> list[Seen]:
+def choose(steps: Sequence[Seen], number: int | None) -> list[Seen]:
     """Return every rank's step of that number. Without a number, it is that of the first rank's
     step with the median hidden share.
 

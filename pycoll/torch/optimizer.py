@@ -18,7 +18,7 @@ from pycoll.gradients.policies import AUTO, Policy
 from pycoll.torch.compression import Compression, Compressor
 from pycoll.torch.horovod import horovod_world, variables
 from pycoll.torch.horovod.process_sets import ProcessSet, global_process_set
-from pycoll.torch.horovod.scaled_ops import Adasum, Average, ReduceOp, Sum, checked
+from pycoll.torch.horovod.scaled_ops import Adasum, Average, ReduceOp, Sum, check_op
 from pycoll.torch.memory.compiling import is_compiled
 from pycoll.torch.memory.deferred_step import Overlap
 from pycoll.torch.optimizers.gradients import Gradients, Parameters, Settings
@@ -141,7 +141,7 @@ def DistributedOptimizer(  # noqa: N802  # the name that programs use
         loss.backward()
         optimizer.step()
     """
-    reduction = checked(op)
+    reduction = check_op(op)
     _check_numbers(reduction, gradient_predivide_factor, backward_passes_per_step)
     if num_groups:
         warnings.warn("num_groups is now called groups", DeprecationWarning, stacklevel=2)

@@ -7,7 +7,7 @@ import pytest
 from pycoll.algorithms import HIERARCHIES, lookup
 from pycoll.cost.model import DEFAULT
 from pycoll.cost.selection import HIERARCHIES as OTHERS
-from pycoll.plan.lowering import acknowledged, lower_all
+from pycoll.plan.lowering import acknowledge, lower_all
 from pycoll.plan.verifier import verify_plans
 from pycoll.schedule.collectives import Collective
 from pycoll.schedule.proof import verify_schedule
@@ -45,7 +45,7 @@ def test_hierarchies_over_domains_are_proved(kind: Collective) -> None:
         topology = host_of(shape, size).by_domain
         schedule = lookup(kind, name).build(size, topology=topology)
         verify_schedule(schedule)
-        verify_plans(lower_all(acknowledged(schedule)), everyone_heard=True)
+        verify_plans(lower_all(acknowledge(schedule)), everyone_heard=True)
         proved += len(topology.hosts) > 1
     assert proved > 20
 

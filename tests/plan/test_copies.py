@@ -8,7 +8,7 @@ from samples import make
 from pycoll.algorithms import TABLE, Algorithm
 from pycoll.cost.copying import choose_copies
 from pycoll.cost.model import DEFAULT
-from pycoll.plan.lowering import acknowledged, lower_all
+from pycoll.plan.lowering import acknowledge, lower_all
 from pycoll.plan.plan_format import (
     ANNOUNCE_WINDOW,
     AWAIT_WINDOW,
@@ -35,7 +35,7 @@ MOVING = [
 def lowered(algorithm: Algorithm, size: int, copies: Copies) -> list[bytes]:
     topology = Topology.even(size, min(size, 2)) if algorithm.needs_topology else None
     schedule = algorithm.build(size, root=size // 2, topology=topology)
-    return lower_all(acknowledged(schedule), copies)
+    return lower_all(acknowledge(schedule), copies)
 
 
 def edited(plans: list[bytes], rank: int, index: int, **fields: object) -> list[bytes]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from samples import binomial, chain, doubling, make, ring
 
-from pycoll.plan.lowering import acknowledged, lower_all
+from pycoll.plan.lowering import acknowledge, lower_all
 from pycoll.plan.plan_format import (
     DIRECT_WRITE,
     FINAL,
@@ -14,7 +14,7 @@ from pycoll.plan.plan_format import (
     Buffer,
     Channel,
     Row,
-    lead_count,
+    leading_count,
     pack,
     unpack,
 )
@@ -148,9 +148,9 @@ def test_nothing_lands_where_somebody_may_still_read_what_was_sent() -> None:
         )
 
 
-def test_what_leads_a_lane_sends_the_input_and_nothing_else() -> None:
+def test_leading_rows_send_the_input_and_nothing_else() -> None:
     first, second = rows = unpack(lower_all(doubling(2))[0]).rows
-    assert lead_count(rows) == 1
+    assert leading_count(rows) == 1
     for changed in (
         first._replace(source=Buffer.OUTPUT),
         first._replace(target=Buffer.OUTPUT),
@@ -158,20 +158,20 @@ def test_what_leads_a_lane_sends_the_input_and_nothing_else() -> None:
         first._replace(send=()),
         first._replace(carry=0),
     ):
-        assert lead_count((changed, second)) == 0
-    assert lead_count((first, second._replace(send=first.send))) == 0  # its order would change
-    assert lead_count((first, first, second)) == 2
-    assert lead_count((first,)) == lead_count(()) == 0
-    assert lead_count(unpack(lower_all(ring(4))[0]).rows) == 0
+        assert leading_count((changed, second)) == 0
+    assert leading_count((first, second._replace(send=first.send))) == 0  # its order would change
+    assert leading_count((first, first, second)) == 2
+    assert leading_count((first,)) == leading_count(()) == 0
+    assert leading_count(unpack(lower_all(ring(4))[0]).rows) == 0
 
 
-def test_a_lead_knows_nothing_of_what_is_behind_it() -> None:
-    """Its peer hears in the next tile of what the lead has run, not of what the lane has."""
+def test_leading_rows_know_nothing_of_those_behind_them() -> None:
+    """A peer hears in the next tile of what the leading rows have run, not of what the lane has."""
     machine = PlanVerifier([unpack(plan) for plan in lower_all(doubling(2))], 2, 3, None)
     machine.run(everyone_heard=False)
-    lead, rest = machine.processes[:2]
-    assert rest.led and not lead.led
-    assert lead.clock == [3, 0, 0, 0] and rest.clock == [3, 3, 3, 0]
+    leading, rest = machine.processes[:2]
+    assert rest.follows and not leading.follows
+    assert leading.clock == [3, 0, 0, 0] and rest.clock == [3, 3, 3, 0]
 
 
 def test_a_lane_whose_lead_cannot_go_on_is_told_with_it() -> None:
@@ -228,7 +228,7 @@ def test_a_rank_that_leaves_early_is_found() -> None:
     plans = lower_all(binomial(3, 0))
     verify_plans(plans)
     assert "leaves without hearing of" in refused(plans, everyone_heard=True)
-    verify_plans(lower_all(acknowledged(binomial(3, 0))), everyone_heard=True)
+    verify_plans(lower_all(acknowledge(binomial(3, 0))), everyone_heard=True)
 
 
 def test_an_order_that_only_a_shorter_chunk_gives_is_no_order() -> None:

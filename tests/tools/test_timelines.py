@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from pycoll.errors import InvalidArgumentError
 from pycoll.gradients.step_record import CLOCK, STEP
 from pycoll.tools.cli import main
-from pycoll.tools.overlaps import chosen, lines_of, seen
+from pycoll.tools.overlaps import choose, lines_of, seen
 from pycoll.tools.timelines import merged, read, siblings
 
 
@@ -121,12 +121,12 @@ def test_the_share_of_the_wire_s_time_in_which_nobody_stood_still() -> None:
     assert [one.exposed_us for one in steps] == [100, 50, 100]
     assert steps[1].end_us == 1300 and steps[1].ready == (1010,)
     assert lines_of(steps) == ["rank 0: 3 steps by fixed, 50% of the time on the wire hidden"]
-    assert [one.number for one in chosen(steps, None)] == [2]
-    assert [one.number for one in chosen(steps, 1)] == [1]
+    assert [one.number for one in choose(steps, None)] == [2]
+    assert [one.number for one in choose(steps, 1)] == [1]
     with pytest.raises(InvalidArgumentError, match="step is 7: the timeline has steps 0 to 2"):
-        chosen(steps, 7)
+        choose(steps, 7)
     with pytest.raises(InvalidArgumentError, match="no steps with a policy"):
-        chosen(seen([event(0, 1, "x")]), None)
+        choose(seen([event(0, 1, "x")]), None)
     (silent,) = seen([span("backward", 0, 0, 5, policy="bsp")])
     assert silent.hidden == 1 and silent.end_us == 5
 

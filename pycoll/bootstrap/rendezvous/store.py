@@ -73,7 +73,7 @@ _ADVICE = (
 )
 
 
-class Place(NamedTuple):
+class StoreAddresses(NamedTuple):
     """The addresses of a store. ``targets``: (family, socket address); ``text``: for error texts.
     ``launcher``: the launcher serves it. ``same_user``: its process must be of this user.
     ``party``: the words for its members."""
@@ -111,7 +111,7 @@ class StoreExchange:
 
     def __init__(
         self,
-        place: Place,
+        place: StoreAddresses,
         key: bytes,
         job_id: str,
         rank: int,
@@ -430,7 +430,7 @@ def join_store(
     """
     host, port = parse_address(address)
     targets = resolve(host, port)
-    place = Place(f"address={address!r}", targets, launcher=launcher, party=party)
+    place = StoreAddresses(f"address={address!r}", targets, launcher=launcher, party=party)
     if launcher or rank != 0:
         return StoreExchange(place, secret, job_id, rank, size, deadline)
     try:
@@ -457,7 +457,7 @@ def serve_store(
     loopback = "127.0.0.1" if listener.family == socket.AF_INET else "::1"
     own = loopback if bound in ("0.0.0.0", "::") else bound
     target = (int(listener.family), (own, port))
-    place = Place(f"address={address!r}", [target], party=party)
+    place = StoreAddresses(f"address={address!r}", [target], party=party)
     server = _serve(listener, size, secret, job_id, address, party=party)
     return StoreExchange(place, secret, job_id, 0, size, deadline, server)
 
@@ -476,7 +476,7 @@ def join_unix(
         key = hmac.digest(secret, key, "sha256")
     names = [_name_of(key, number) for number in range(_NAMES)]
     targets = [(int(socket.AF_UNIX), name) for name in names]
-    place = Place(f"the unix socket of job {job_id}", targets, same_user=True)
+    place = StoreAddresses(f"the unix socket of job {job_id}", targets, same_user=True)
     if rank != 0:
         return StoreExchange(place, key, job_id, rank, size, deadline)
     listener = _bind_unix(names, place, lambda: _contest(place, key, job_id, size, deadline))
@@ -510,7 +510,9 @@ def _serve(
     return server
 
 
-def _contest(place: Place, secret: bytes, job_id: str, size: int, deadline: Deadline) -> None:
+def _contest(
+    place: StoreAddresses, secret: bytes, job_id: str, size: int, deadline: Deadline
+) -> None:
     """Claim rank 0 at a place that another process serves.
 
     If that process is rank 0 of the same job, both sides raise InvalidArgumentError. Otherwise the
@@ -531,7 +533,9 @@ def _contest(place: Place, secret: bytes, job_id: str, size: int, deadline: Dead
         exchange.abandon()
 
 
-def _bind_unix(names: Sequence[str], place: Place, contest: Callable[[], None]) -> socket.socket:
+def _bind_unix(
+    names: Sequence[str], place: StoreAddresses, contest: Callable[[], None]
+) -> socket.socket:
     """Listen at the first name that no other user holds.
 
     An earlier meeting of this job, or another rank 0, may hold a name for a moment, so a name of
@@ -556,7 +560,7 @@ def _bind_unix(names: Sequence[str], place: Place, contest: Callable[[], None]) 
     raise _not_opened(place, f"other users hold all of its {len(names)} names; {_ADVICE}")
 
 
-def _not_opened(place: Place, why: str | None) -> errors.TransportError:
+def _not_opened(place: StoreAddresses, why: str | None) -> errors.TransportError:
     return errors.TransportError(
         f"rank 0 cannot open {place.text}: {why}", rank=0, operation="init"
     )

@@ -122,7 +122,7 @@ class Case:
             return np.frombuffer(element * count, self._out.dtype)
         if Collective[name.upper()] in REDUCING:
             last = {"scan": rank + 1, "exscan": rank}.get(name, size)
-            return inputs.reduced(dtype, op, range(last), size, offset + start, count)
+            return inputs.reduce(dtype, op, range(last), size, offset + start, count)
         if name in ("broadcast", "scatter"):
             line = inputs.values(dtype, op, options.root, size, offset + start, count)
             return line.astype(self._out.dtype)

@@ -12,10 +12,10 @@ import torch
 
 from pycoll.torch.horovod import horovod_world
 from pycoll.torch.horovod.controller import JOIN
-from pycoll.torch.horovod.handles import run, started
+from pycoll.torch.horovod.handles import run, start
 from pycoll.torch.horovod.process_sets import (
     ProcessSet,
-    coordinator_of,
+    controller_of,
     global_process_set,
 )
 from pycoll.torch.horovod.scaled_ops import Average
@@ -110,7 +110,7 @@ class _AllToAll(torch.autograd.Function):
         return found, None, None, None
 
 
-def gathered(tensors: Tensors, name: str | None, process_set: ProcessSet) -> list[torch.Tensor]:
+def gather(tensors: Tensors, name: str | None, process_set: ProcessSet) -> list[torch.Tensor]:
     """``grouped_allgather`` of arguments that are checked already."""
     return list(_AllGather.apply(name, process_set, *tensors))
 
@@ -119,7 +119,7 @@ def allgather_async(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
     """Start ``allgather`` and return a handle; ``synchronize`` returns its result."""
-    return started(AllGather([tensor]), name, process_set, lambda result: result[0][0])
+    return start(AllGather([tensor]), name, process_set, lambda result: result[0][0])
 
 
 def allgather(
@@ -142,21 +142,21 @@ def allgather(
 
         rows = hvd.allgather(torch.full((hvd.rank() + 1, 2), 1.0))
     """
-    return gathered([tensor], name, process_set)[0]
+    return gather([tensor], name, process_set)[0]
 
 
 def grouped_allgather_async(
     tensors: Tensors, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
     """Start ``grouped_allgather`` and return one handle."""
-    return started(AllGather(list(tensors)), name, process_set, lambda result: list(result[0]))
+    return start(AllGather(list(tensors)), name, process_set, lambda result: list(result[0]))
 
 
 def grouped_allgather(
     tensors: Tensors, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[torch.Tensor]:
     """``allgather`` of several tensors as one operation. Returns a list; gradients flow through."""
-    return gathered(list(tensors), name, process_set)
+    return gather(list(tensors), name, process_set)
 
 
 def _broadcast_task(
@@ -167,7 +167,7 @@ def _broadcast_task(
 
 def place_of(root: int, process_set: ProcessSet) -> int:
     """The position of the root in the process set. ValueError if it is not in the set."""
-    ranks = coordinator_of(process_set).ranks
+    ranks = controller_of(process_set).ranks
     if root not in ranks:
         raise ValueError(f"root_rank is {root}: expected one of {ranks}")
     return ranks.index(root)
@@ -181,7 +181,7 @@ def broadcast_async(
 ) -> int:
     """Start ``broadcast`` and return a handle; ``synchronize`` returns its result."""
     output = tensor.new_empty(tensor.shape)
-    return started(
+    return start(
         _broadcast_task(tensor, output, root_rank, process_set), name, process_set, _as_it_is
     )
 
@@ -194,7 +194,7 @@ def broadcast_async_(
 ) -> int:
     """Start ``broadcast_`` and return a handle. Do not use the tensor until it is synchronized."""
     check_places("tensor", [tensor])
-    return started(
+    return start(
         _broadcast_task(tensor, tensor, root_rank, process_set), name, process_set, _as_it_is
     )
 
@@ -239,7 +239,7 @@ def broadcast_(
 
 
 def _checked_splits(tensor: torch.Tensor, splits: Any, process_set: ProcessSet) -> list[int]:
-    size = len(coordinator_of(process_set).ranks)
+    size = len(controller_of(process_set).ranks)
     if tensor.dim() == 0:
         raise ValueError("alltoall of a scalar: there are no rows to give to the ranks")
     rows = tensor.shape[0]
@@ -272,7 +272,7 @@ def alltoall_async(
 ) -> int:
     """Start ``alltoall`` and return a handle for the received rows and the received splits."""
     task = AllToAll(tensor, _checked_splits(tensor, splits, process_set))
-    return started(task, name, process_set, _as_it_is)
+    return start(task, name, process_set, _as_it_is)
 
 
 def alltoall(
@@ -314,7 +314,7 @@ def join(device: int = -1) -> int:
 
     Errors: ValueError where a DistributedOptimizer has a policy, since its steps need all ranks.
     """
-    if coordinator_of(global_process_set).has_adopted:
+    if controller_of(global_process_set).has_adopted:
         raise ValueError(
             "hvd.join() with a DistributedOptimizer that has a policy: its steps need all ranks; "
             "leave the policy out, or make equally many steps on all ranks"

@@ -15,11 +15,11 @@ import torch
 
 from pycoll.comm.communicator import Communicator
 from pycoll.torch.horovod.adasum import adasum
-from pycoll.torch.horovod.scaled_ops import WORDS, Adasum, Average, ReduceOp, Sum, scaled
+from pycoll.torch.horovod.scaled_ops import WORDS, Adasum, Average, ReduceOp, Sum, multiply
 from pycoll.torch.horovod.streams import Order, order_of
 
 if TYPE_CHECKING:
-    from pycoll.torch.horovod.controller import Coordinator
+    from pycoll.torch.horovod.controller import Controller
 
 Tensors = Sequence[torch.Tensor]
 #: The sources and targets of fused reductions, by the name of the reduction in pycoll.
@@ -41,7 +41,7 @@ class Task:
     warns = True
     stalled = False
     #: The controller that it was submitted to, which sets ``done`` and wakes waiting callers.
-    home: Coordinator | None = None
+    home: Controller | None = None
     #: For tensors on a device: the order of streams, and the tensors.
     order: Order | None = None
     given: Tensors = ()
@@ -231,7 +231,7 @@ class AllReduce(Task):
             return
         self._held = held = []
         for given, output in zip(self._inputs, outputs, strict=True):
-            source = scaled(plain(given), reduction.prescale)
+            source = multiply(plain(given), reduction.prescale)
             target = output.detach()
             if not target.is_contiguous():
                 target = torch.empty_like(source)
@@ -243,7 +243,7 @@ class AllReduce(Task):
     def enter_apart(self, lists: Lists) -> None:
         """``enter`` with copies of the tensors."""
         sources, targets = lists.setdefault(self._reduction.word, ([], []))
-        self._held = [scaled(_apart(one), self._reduction.prescale) for one in self._inputs]
+        self._held = [multiply(_apart(one), self._reduction.prescale) for one in self._inputs]
         sources += self._held
         targets += self._held
 
@@ -254,20 +254,20 @@ class AllReduce(Task):
         if held is outputs and scale == 1.0:
             return outputs
         for reduced, output in zip(held, outputs, strict=True):
-            value = scaled(reduced, scale)
+            value = multiply(reduced, scale)
             if value.data_ptr() != output.data_ptr():
                 _place(value, output)
         return outputs
 
     def run(self, comm: Communicator) -> list[torch.Tensor]:
         """Run alone: Adasum is a sequence of messages, not a collective."""
-        sources = [scaled(plain(one), self._reduction.prescale) for one in self._inputs]
+        sources = [multiply(plain(one), self._reduction.prescale) for one in self._inputs]
         return [adasum(comm, one) for one in sources]
 
     def put(self, found: list[torch.Tensor]) -> list[torch.Tensor]:
         """Store the results in the outputs."""
         for value, output in zip(found, self._outputs, strict=True):
-            _place(scaled(value, self._reduction.postscale), output)
+            _place(multiply(value, self._reduction.postscale), output)
         return list(self._outputs)
 
 
@@ -351,12 +351,12 @@ class ReduceScatter(Task):
     def run(self, comm: Communicator) -> list[torch.Tensor]:
         """Reduce one tensor after the other."""
         how = self._reduction
-        sources = [scaled(plain(one), how.prescale) for one in self._inputs]
+        sources = [multiply(plain(one), how.prescale) for one in self._inputs]
         return [comm.reduce_scatter(one, how.word) for one in sources]
 
     def put(self, found: list[torch.Tensor]) -> list[torch.Tensor]:
         """Scale the results."""
-        return [scaled(one, self._reduction.postscale) for one in found]
+        return [multiply(one, self._reduction.postscale) for one in found]
 
 
 class Barrier(Task):

@@ -11,9 +11,9 @@ from pycoll.compress import Auto, Codec, Feedback
 from pycoll.torch.compression import Compressor
 from pycoll.torch.horovod import horovod_world
 from pycoll.torch.horovod.handles import synchronize
-from pycoll.torch.horovod.process_sets import ProcessSet, coordinator_of
+from pycoll.torch.horovod.process_sets import ProcessSet, controller_of
 from pycoll.torch.horovod.reducing_calls import grouped_allreduce_async_
-from pycoll.torch.horovod.scaled_ops import WORDS, Average, ReduceOp, scaled
+from pycoll.torch.horovod.scaled_ops import WORDS, Average, ReduceOp, multiply
 from pycoll.torch.horovod.tasks import Collective
 from pycoll.torch.optimizers.sparse_gradients import sparse_allreduce_async
 
@@ -143,7 +143,7 @@ class Gradients:
         """
         _, op, predivide, _, process_set, *_ = self.settings
         before, after = (1.0 / predivide, predivide) if op == Average else (1.0, 1.0)
-        given = [scaled(dense(one.grad), before) for one in bucket]
+        given = [multiply(dense(one.grad), before) for one in bucket]
         feedback = self.feedbacks.setdefault(bucket, Feedback())
         shapes = [list(one.shape) for one in given]
         kinds = [str(one.dtype).removeprefix("torch.") for one in given]
@@ -153,11 +153,11 @@ class Gradients:
             return comm.all_reduce(given, WORDS[op], compress=codec, feedback=feedback)
 
         task = Collective(terms, reduce)
-        coordinator_of(process_set).submit(task, self.names[bucket[0]])
+        controller_of(process_set).submit(task, self.names[bucket[0]])
 
         def finish() -> None:
             for parameter, reduced in zip(bucket, horovod_world.waited(task), strict=True):
-                put_back(parameter, scaled(reduced, after))
+                put_back(parameter, multiply(reduced, after))
 
         return finish
 

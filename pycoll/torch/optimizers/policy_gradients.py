@@ -21,10 +21,10 @@ from pycoll.gradients.layout import Entry
 from pycoll.gradients.policies import Policy
 from pycoll.gradients.scheduler import Scheduler
 from pycoll.torch.horovod import horovod_world
-from pycoll.torch.horovod.controller import Coordinator
+from pycoll.torch.horovod.controller import Controller
 from pycoll.torch.horovod.horovod_errors import HorovodInternalError
-from pycoll.torch.horovod.process_sets import coordinator_of
-from pycoll.torch.horovod.scaled_ops import WORDS, Average, scaled
+from pycoll.torch.horovod.process_sets import controller_of
+from pycoll.torch.horovod.scaled_ops import WORDS, Average, multiply
 from pycoll.torch.horovod.tasks import Collective
 from pycoll.torch.optimizers.gradients import Settings, dense, put_back
 
@@ -53,7 +53,7 @@ class ScheduledGradients:
         #: Parameters whose gradients are under way, with the context of their decompression.
         self.under_way: dict[torch.Tensor, Any] = {}
         self._numbers = {p: number for number, p in enumerate(self.parameters)}
-        self._home: Coordinator | None = None
+        self._home: Controller | None = None
         self._scheduler: Scheduler | None = None
         self._views: list[torch.Tensor] = []
         self._shapes: dict[torch.Tensor, tuple[tuple[int, ...], torch.dtype]] = {}
@@ -175,7 +175,7 @@ class ScheduledGradients:
         number = self._numbers[parameter]
         small, note = self.settings.compression.compress(dense(grad))
         view = self._views[number]
-        source = scaled(small, self._before)
+        source = multiply(small, self._before)
         if source.data_ptr() != view.data_ptr():
             view.copy_(source)
         if self._lives_there(parameter, view):
@@ -198,7 +198,7 @@ class ScheduledGradients:
     def _begin(self) -> None:
         """Begin a step; in a new world, make a communicator and a scheduler first."""
         self.before_step()
-        home = coordinator_of(self.settings.process_set)
+        home = controller_of(self.settings.process_set)
         if home is not self._home:
             words = {
                 "policy": str(self.policy),
@@ -252,7 +252,7 @@ class ScheduledGradients:
     def _put(self, parameter: torch.Tensor, note: Any) -> None:
         """Store the reduced gradient in the parameter, unless its gradient is the view itself."""
         view = self._views[self._numbers[parameter]]
-        value = self.settings.compression.decompress(scaled(view, self._after), note)
+        value = self.settings.compression.decompress(multiply(view, self._after), note)
         put_back(parameter, value)
 
     def _scales(self) -> tuple[str, float, float]:
