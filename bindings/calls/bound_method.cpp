@@ -1,9 +1,7 @@
 // Methods bound to a communicator: `comm.all_reduce`, and `comm.all_reduce.bind(...)`.
 
-#include <algorithm>
 #include <cstddef>
 #include <new>
-#include <vector>
 
 #include "bindings/calls/method.h"
 #include "bindings/core/gil.h"
@@ -12,6 +10,7 @@
 namespace pycoll::bindings {
 namespace {
 
+// A method with its object.
 struct BoundObject {
   PyObject head;
   vectorcallfunc vectorcall;
@@ -19,6 +18,7 @@ struct BoundObject {
   PyObject* self;  // nullptr: the world's communicator, looked up at each call
   PyObject* weak_references;
 };
+using BoundType = CollectedType<BoundObject, &BoundObject::method, &BoundObject::self>;
 
 // The communicator of module functions, and the function that finds it or raises while none is set.
 PyObject* world = nullptr;
@@ -35,15 +35,18 @@ struct BoundCallObject {
   bool is_sorted;
   Arguments sorted;
   CompiledCallHandle compiled;  // what it did last
+
+  void forget() { compiled.reset(); }
 };
+using BoundCallType =
+    CollectedType<BoundCallObject, &BoundCallObject::method, &BoundCallObject::self,
+                  &BoundCallObject::arguments, &BoundCallObject::names>;
 
 PyTypeObject* bound_type = nullptr;
 PyTypeObject* bound_call_type = nullptr;
 
-BoundObject* cast_bound(PyObject* object) { return reinterpret_cast<BoundObject*>(object); }
-BoundCallObject* as_bound_call(PyObject* object) {
-  return reinterpret_cast<BoundCallObject*>(object);
-}
+BoundObject* cast_bound(PyObject* object) { return &BoundType::of(object); }
+BoundCallObject* as_bound_call(PyObject* object) { return &BoundCallType::of(object); }
 MethodObject& method_of(PyObject* object) {
   return *reinterpret_cast<MethodObject*>(cast_bound(object)->method);
 }
@@ -59,45 +62,9 @@ py::object self_of(PyObject* object) {
 
 PyObject* call_bound(PyObject* object, PyObject* const* arguments, std::size_t count,
                      PyObject* names) {
-  const MethodObject& method = method_of(object);
-  const py::object held = self_of(object);
-  PyObject* self = held.ptr();
-  if (self == nullptr) return nullptr;
-  const auto definition = [&] { return call_definition(method, self, arguments, count, names); };
-  CallsObject* calls = as_calls(self);
-  if (calls == nullptr || !method.kind) return definition();
-  const CallKind kind = *method.kind;
-  if (is_in_place(method, arguments, count, names)) {
-    const std::optional<PyObject*> result =
-        repeat_in_place(calls, kind, method.defaults.data(), arguments[0]);
-    if (result) return *result;
-  }
-  Arguments sorted;
-  const auto given = static_cast<std::size_t>(PyVectorcall_NARGS(count));
-  if (!sort_arguments(method, arguments, given, names, &sorted)) return definition();
-  return call_sorted(calls, kind, sorted, nullptr, definition);
-}
-
-int traverse_bound(PyObject* object, visitproc visit, void* arg) {
-  Py_VISIT(Py_TYPE(object));
-  Py_VISIT(cast_bound(object)->method);
-  Py_VISIT(cast_bound(object)->self);
-  return 0;
-}
-
-int clear_bound(PyObject* object) {
-  Py_CLEAR(cast_bound(object)->method);
-  Py_CLEAR(cast_bound(object)->self);
-  return 0;
-}
-
-void dealloc_bound(PyObject* object) {
-  PyObject_GC_UnTrack(object);
-  if (cast_bound(object)->weak_references != nullptr) PyObject_ClearWeakRefs(object);
-  (void)clear_bound(object);
-  PyTypeObject* type = Py_TYPE(object);
-  type->tp_free(object);
-  Py_DECREF(type);
+  const py::object self = self_of(object);
+  if (!self) return nullptr;
+  return call_method(method_of(object), self.ptr(), arguments, count, names);
 }
 
 PyObject* get_attribute_bound(PyObject* object, PyObject* name) {
@@ -160,15 +127,12 @@ PyObject* run_bound(PyObject* object, PyObject* const* /*arguments*/, std::size_
     return nullptr;
   }
   const auto& method = *reinterpret_cast<MethodObject*>(bound->method);
-  const auto definition = [&] {
-    const Py_ssize_t named = bound->names == nullptr ? 0 : PyTuple_GET_SIZE(bound->names);
-    const Py_ssize_t positional = PyTuple_GET_SIZE(bound->arguments) - named;
-    return call_definition(method, bound->self, &PyTuple_GET_ITEM(bound->arguments, 0),
-                           static_cast<std::size_t>(positional), bound->names);
-  };
-  if (!bound->is_sorted || !method.kind) return definition();
-  return call_sorted(as_calls(bound->self), *method.kind, bound->sorted, &bound->compiled,
-                     definition);
+  const Py_ssize_t named = bound->names == nullptr ? 0 : PyTuple_GET_SIZE(bound->names);
+  const auto given = static_cast<std::size_t>(PyTuple_GET_SIZE(bound->arguments) - named);
+  PyObject* const* all = &PyTuple_GET_ITEM(bound->arguments, 0);
+  if (!bound->is_sorted) return call_definition(method, bound->self, all, given, bound->names);
+  return call_sorted(method, bound->self, all, given, bound->names, bound->sorted,
+                     &bound->compiled);
 }
 
 // Raises the TypeError of a call whose arguments do not fit the parameters.
@@ -209,34 +173,6 @@ PyObject* bind(PyObject* object, PyObject* const* arguments, Py_ssize_t count, P
                                       static_cast<std::size_t>(count), names, &bound->sorted);
     return made;
   });
-}
-
-int traverse_bound_call(PyObject* object, visitproc visit, void* arg) {
-  const BoundCallObject* bound = as_bound_call(object);
-  Py_VISIT(Py_TYPE(object));
-  Py_VISIT(bound->method);
-  Py_VISIT(bound->self);
-  Py_VISIT(bound->arguments);
-  return 0;
-}
-
-int clear_bound_call(PyObject* object) {
-  BoundCallObject* bound = as_bound_call(object);
-  bound->vectorcall = nullptr;
-  Py_CLEAR(bound->method);
-  Py_CLEAR(bound->self);
-  Py_CLEAR(bound->arguments);
-  Py_CLEAR(bound->names);
-  return 0;
-}
-
-void dealloc_bound_call(PyObject* object) {
-  PyObject_GC_UnTrack(object);
-  (void)clear_bound_call(object);
-  as_bound_call(object)->compiled.~CompiledCallHandle();
-  PyTypeObject* type = Py_TYPE(object);
-  type->tp_free(object);
-  Py_DECREF(type);
 }
 
 PyObject* represent_bound_call(PyObject* object) {
@@ -298,47 +234,24 @@ PyObject* bind_method(MethodObject* method, PyObject* self) {
   return object;
 }
 
-PyObject* call_definition(const MethodObject& method, PyObject* self, PyObject* const* arguments,
-                          std::size_t count, PyObject* names) {
-  const auto positional = static_cast<std::size_t>(PyVectorcall_NARGS(count));
-  const std::size_t named =
-      names == nullptr ? 0 : static_cast<std::size_t>(PyTuple_GET_SIZE(names));
-  std::vector<PyObject*> all{nullptr, self};
-  all.insert(all.end(), arguments, arguments + positional + named);
-  return call_python(method.function, all.data() + 1,
-                     (positional + 1) | PY_VECTORCALL_ARGUMENTS_OFFSET, names);
-}
-
 void bind_bound_methods(py::module_& module) {
-  constexpr unsigned long kFlags =
-      Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL | kNotMadeByCalling;
-  PyType_Slot slots[] = {{Py_tp_dealloc, slot(&dealloc_bound)},
-                         {Py_tp_traverse, slot(&traverse_bound)},
-                         {Py_tp_clear, slot(&clear_bound)},
-                         {Py_tp_call, slot(&PyVectorcall_Call)},
-                         {Py_tp_descr_get, slot(&keep_as_it_is)},
-                         {Py_tp_getattro, slot(&get_attribute_bound)},
-                         {Py_tp_repr, slot(&represent_bound)},
-                         {Py_tp_richcompare, slot(&compare)},
-                         {Py_tp_hash, slot(&hash)},
-                         {Py_tp_members, bound_members},
-                         {Py_tp_getset, bound_properties},
-                         {Py_tp_methods, bound_methods},
-                         {0, nullptr}};
-  PyType_Spec spec = {"pycoll._core.BoundMethod", sizeof(BoundObject), 0, kFlags, slots};
-  bound_type = add_type(module, "BoundMethod", spec);
-  PyType_Slot bound_call_slots[] = {
-      {Py_tp_dealloc, slot(&dealloc_bound_call)},
-      {Py_tp_repr, slot(&represent_bound_call)},
-      {Py_tp_traverse, slot(&traverse_bound_call)},
-      {Py_tp_clear, slot(&clear_bound_call)},
-      {Py_tp_call, slot(&PyVectorcall_Call)},
-      {Py_tp_members, bound_call_members},
-      {Py_tp_doc, text("A call with its arguments, as returned by a method's bind().")},
-      {0, nullptr}};
-  PyType_Spec bound_call_spec = {"pycoll._core.BoundCall", sizeof(BoundCallObject), 0, kFlags,
-                                 bound_call_slots};
-  bound_call_type = add_type(module, "BoundCall", bound_call_spec);
+  constexpr unsigned long kFlags = Py_TPFLAGS_HAVE_VECTORCALL | kNotMadeByCalling;
+  bound_type = BoundType::make(module, "pycoll._core.BoundMethod", kFlags,
+                               {{Py_tp_call, slot(&PyVectorcall_Call)},
+                                {Py_tp_descr_get, slot(&keep_as_it_is)},
+                                {Py_tp_getattro, slot(&get_attribute_bound)},
+                                {Py_tp_repr, slot(&represent_bound)},
+                                {Py_tp_richcompare, slot(&compare)},
+                                {Py_tp_hash, slot(&hash)},
+                                {Py_tp_members, bound_members},
+                                {Py_tp_getset, bound_properties},
+                                {Py_tp_methods, bound_methods}});
+  bound_call_type = BoundCallType::make(
+      module, "pycoll._core.BoundCall", kFlags,
+      {{Py_tp_repr, slot(&represent_bound_call)},
+       {Py_tp_call, slot(&PyVectorcall_Call)},
+       {Py_tp_members, bound_call_members},
+       {Py_tp_doc, text("A call with its arguments, as returned by a method's bind().")}});
   module.def("set_world", &set_world, py::arg("communicator"),
              "Set the communicator of the functions of world_function(), or None.");
   module.def(

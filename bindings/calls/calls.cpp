@@ -157,9 +157,11 @@ CompiledCallHandle Offers::add(const ParsedCall& parsed, const Told& told) {
 
 namespace {
 
+using CallsType = CollectedType<CallsObject, &CallsObject::native, &CallsObject::group>;
+
 PyTypeObject* calls_type = nullptr;
 
-CallsObject* cast_calls(PyObject* object) { return reinterpret_cast<CallsObject*>(object); }
+CallsObject* cast_calls(PyObject* object) { return &CallsType::of(object); }
 
 // Created by object's own tp_new, which in Python 3.11 keeps the attributes inside the
 // object. Only then does the interpreter cache the lookup of `comm.all_reduce`. Access to the
@@ -170,28 +172,6 @@ PyObject* make_calls(PyTypeObject* type, PyObject* /*arguments*/, PyObject* /*na
   PyObject* object = PyBaseObject_Type.tp_new(type, nothing.ptr(), nullptr);
   if (object != nullptr) cast_calls(object)->group = Py_NewRef(Py_None);
   return object;
-}
-
-int traverse_calls(PyObject* object, visitproc visit, void* arg) {
-  Py_VISIT(Py_TYPE(object));
-  Py_VISIT(cast_calls(object)->native);
-  Py_VISIT(cast_calls(object)->group);
-  return 0;
-}
-
-int clear_calls(PyObject* object) {
-  delete std::exchange(cast_calls(object)->state, nullptr);
-  Py_CLEAR(cast_calls(object)->native);
-  Py_CLEAR(cast_calls(object)->group);
-  return 0;
-}
-
-void dealloc_calls(PyObject* object) {
-  PyObject_GC_UnTrack(object);
-  (void)clear_calls(object);
-  PyTypeObject* type = Py_TYPE(object);
-  type->tp_free(object);
-  Py_DECREF(type);
 }
 
 PyObject* get_native(PyObject* object, void* /*unused*/) {
@@ -264,6 +244,8 @@ void offer_exchange(const py::object& calls, const RequestHandle& request, const
 
 }  // namespace
 
+void CallsObject::forget() { delete std::exchange(state, nullptr); }
+
 CallsObject* as_calls(PyObject* object) {
   // Most programs have one class of communicators. Classes are never freed, so no other class gets
   // the address of `last`.
@@ -281,16 +263,10 @@ CallsObject& need_calls(const py::object& object) {
 }
 
 void bind_calls(py::module_& module) {
-  PyType_Slot slots[] = {{Py_tp_new, slot(&make_calls)},
-                         {Py_tp_dealloc, slot(&dealloc_calls)},
-                         {Py_tp_traverse, slot(&traverse_calls)},
-                         {Py_tp_clear, slot(&clear_calls)},
-                         {Py_tp_getset, calls_members},
-                         {Py_tp_doc, text("State of a communicator's native calls.")},
-                         {0, nullptr}};
-  PyType_Spec spec = {"pycoll._core.Calls", sizeof(CallsObject), 0,
-                      Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, slots};
-  calls_type = add_type(module, "Calls", spec);
+  calls_type = CallsType::make(module, "pycoll._core.Calls", Py_TPFLAGS_BASETYPE,
+                               {{Py_tp_new, slot(&make_calls)},
+                                {Py_tp_getset, calls_members},
+                                {Py_tp_doc, text("State of a communicator's native calls.")}});
   module.def("offer", &offer, py::arg("calls"), py::arg("request").none(true),
              py::arg("source").none(true), py::arg("target").none(true), py::arg("makes"),
              py::arg("message") = py::none(), py::arg("identity") = py::bytes(),

@@ -43,6 +43,8 @@ struct CallsObject {
   PyObject* group;   // the group in progress, or None
   Fusions* fusions;  // of that group, or nullptr
   CallState* state;  // nullptr without `native`
+
+  void forget();
 };
 
 // nullptr unless `object` is a _core.Calls.
@@ -61,12 +63,32 @@ inline py::handle as_handle(CallsObject* self) { return reinterpret_cast<PyObjec
 [[nodiscard]] std::optional<PyObject*> repeat_in_place(CallsObject* self, CallKind kind,
                                                        PyObject* const* words, PyObject* x);
 
-// The new array that a call returns, as make_flat(). Requires: compiled.makes.
-[[nodiscard]] inline PyObject* make_result(const CompiledCall& compiled, const ParsedCall& parsed,
-                                           ContiguousView* flat) {
-  return make_flat(parsed.x, compiled.dtype, static_cast<int>(compiled.shape.size()),
-                   compiled.shape.data(), flat);
-}
+// One call that the cache knows, with its arguments and its result.
+struct KnownCall {
+  CompiledCallHandle compiled;
+  ParsedCall parsed;
+  py::object result;
+  ContiguousView made;  // of the result, if it is a new array
+
+  const std::byte* input() const { return compiled->reads ? parsed.source.data : nullptr; }
+  std::byte* output() const {
+    if (!compiled->writes) return nullptr;
+    if (compiled->makes) return made.data;
+    return parsed.out == parsed.x ? parsed.source.data : parsed.target.data;
+  }
+  // Makes the result. False if its class cannot make it this way.
+  [[nodiscard]] bool prepare() {
+    if (compiled->makes) {
+      result = py::reinterpret_steal<py::object>(make_flat(parsed.x, compiled->dtype,
+                                                           static_cast<int>(compiled->shape.size()),
+                                                           compiled->shape.data(), &made));
+      return static_cast<bool>(result);
+    }
+    result = py::reinterpret_borrow<py::object>(parsed.out == nullptr ? Py_None : parsed.out);
+    return true;
+  }
+};
+
 OperationHandle operation_of(const RequestHandle& request, std::uint64_t input_bytes,
                              std::uint64_t output_bytes);
 // Runs an operation of the call `name` to its end. Throws its error as the definition would.
@@ -86,8 +108,7 @@ struct PythonCall {
 };
 
 // The facts that the definition of a call tells while it runs (Core._run and Messages._post in
-// Python). Each
-// method call on a thread has one; the innermost is the current one.
+// Python). Each method call on a thread has one; the innermost is the current one.
 class Offers {
  public:
   explicit Offers(const PythonCall& call);

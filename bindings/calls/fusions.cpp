@@ -282,27 +282,16 @@ void run_fusion(CallsObject* self, Fusions& fusions, std::size_t number) {
   fill(fusion);
 }
 
-std::optional<PyObject*> defer(CallsObject* self, const CompiledCallHandle& compiled,
-                               const ParsedCall& parsed) {
+std::optional<PyObject*> defer(CallsObject* self, KnownCall& call) {
+  const ParsedCall& parsed = call.parsed;
   if (parsed.out == parsed.x) {
-    return guarded([&] { return self->fusions->add_in_place(*compiled, parsed.x, parsed.source); });
+    return self->fusions->add_in_place(*call.compiled, parsed.x, parsed.source);
   }
-  std::optional<PyObject*> deferred;
-  // Holds the call, because a new array may run Python code.
-  PyObject* done = guarded([&, held = compiled]() -> PyObject* {
-    ContiguousView target = parsed.target;
-    auto result = py::reinterpret_borrow<py::object>(parsed.out);
-    if (held->makes) {
-      result = py::reinterpret_steal<py::object>(make_result(*held, parsed, &target));
-      if (!result) return Py_None;
-    }
-    auto work = py::reinterpret_steal<py::object>(
-        make_open_work(std::move(result), {}, py::reinterpret_borrow<py::object>(parsed.x)));
-    self->fusions->add(*held, parsed.source, work.ptr(), target.data, true);
-    deferred = Py_NewRef(work.release().ptr());
-    return Py_None;
-  });
-  return done != nullptr ? deferred : nullptr;
+  if (!call.prepare()) return std::nullopt;
+  auto work = py::reinterpret_steal<py::object>(
+      make_open_work(std::move(call.result), {}, py::reinterpret_borrow<py::object>(parsed.x)));
+  self->fusions->add(*call.compiled, parsed.source, work.ptr(), call.output(), true);
+  return Py_NewRef(work.release().ptr());
 }
 
 void bind_fusions(py::module_& module) {

@@ -150,10 +150,8 @@ class Fusions {
   std::uint64_t list_key_ = 0;
 };
 
-// A known all_reduce inside a group: a Work, or nullptr with an error set; nullopt as in
-// call_natively().
-[[nodiscard]] std::optional<PyObject*> defer(CallsObject* self, const CompiledCallHandle& compiled,
-                                             const ParsedCall& parsed);
+// A known all_reduce inside a group: a Work; nullopt as in call_natively(). Throws without memory.
+[[nodiscard]] std::optional<PyObject*> defer(CallsObject* self, KnownCall& call);
 
 // Runs an all_reduce of a list or tuple of arrays to its end, if each of them alone is known. A new
 // list, or `out`; otherwise as call_natively().

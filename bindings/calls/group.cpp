@@ -20,9 +20,11 @@ struct GroupObject {
   bool entered;  // it is the communicator's current group
 };
 
+using GroupType = CollectedType<GroupObject, &GroupObject::communicator>;
+
 PyTypeObject* group_type = nullptr;
 
-GroupObject* cast_group(PyObject* object) { return reinterpret_cast<GroupObject*>(object); }
+GroupObject* cast_group(PyObject* object) { return &GroupType::of(object); }
 
 CallsObject* calls_of(PyObject* object) { return as_calls(cast_group(object)->communicator); }
 
@@ -39,17 +41,7 @@ PyObject* make_group(PyTypeObject* type, PyObject* arguments, PyObject* /*names*
   return object;
 }
 
-int traverse_group(PyObject* object, visitproc visit, void* arg) {
-  Py_VISIT(Py_TYPE(object));
-  Py_VISIT(cast_group(object)->communicator);
-  return 0;
-}
-
-int clear_group(PyObject* object) {
-  Py_CLEAR(cast_group(object)->communicator);
-  return 0;
-}
-
+// The fusions stay when the collector clears the group, because Python may use it then.
 void dealloc_group(PyObject* object) {
   PyObject_GC_UnTrack(object);
   std::unique_ptr<Fusions> fusions(std::exchange(cast_group(object)->fusions, nullptr));
@@ -59,10 +51,7 @@ void dealloc_group(PyObject* object) {
     calls->state->give_back(std::move(fusions));
   }
   fusions.reset();
-  (void)clear_group(object);
-  PyTypeObject* type = Py_TYPE(object);
-  type->tp_free(object);
-  Py_DECREF(type);
+  GroupType::dealloc(object);
 }
 
 PyObject* enter(PyObject* object, PyObject* /*unused*/) {
@@ -161,17 +150,12 @@ Fusions& fusions_of(const py::object& group) {
 }
 
 void bind_groups(py::module_& module) {
-  PyType_Slot slots[] = {{Py_tp_new, slot(&make_group)},
-                         {Py_tp_dealloc, slot(&dealloc_group)},
-                         {Py_tp_traverse, slot(&traverse_group)},
-                         {Py_tp_clear, slot(&clear_group)},
-                         {Py_tp_methods, group_methods},
-                         {Py_tp_members, group_members},
-                         {Py_tp_doc, text("The calls inside one group, in order.")},
-                         {0, nullptr}};
-  PyType_Spec spec = {"pycoll._core.Group", sizeof(GroupObject), 0,
-                      Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, slots};
-  group_type = add_type(module, "Group", spec);
+  group_type = GroupType::make(module, "pycoll._core.Group", Py_TPFLAGS_BASETYPE,
+                               {{Py_tp_new, slot(&make_group)},
+                                {Py_tp_methods, group_methods},
+                                {Py_tp_members, group_members},
+                                {Py_tp_doc, text("The calls inside one group, in order.")}},
+                               &dealloc_group);
 }
 
 }  // namespace pycoll::bindings

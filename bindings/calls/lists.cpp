@@ -54,27 +54,21 @@ class OneCall {
 // while they are written. False if an array alone is not known.
 bool read_members(const CallsObject& self, const Arguments& arguments, const py::tuple& xs,
                   PyObject* outs, Fusions& fusions, py::list& results) {
-  ParsedCall parsed;
-  parsed.words = arguments.data();
-  CompiledCallHandle known;  // of the array before; reading a tensor may run Python code
+  KnownCall call;  // of the array before; reading a tensor may run Python code
+  call.parsed.words = arguments.data();
   for (std::size_t number = 0; number < xs.size(); ++number) {
     const auto place = static_cast<py::ssize_t>(number);
     PyObject* out = outs == nullptr ? Py_None : PyTuple_GET_ITEM(outs, place);
-    if (!parse(CallKind::kAllReduce, PyTuple_GET_ITEM(xs.ptr(), place), out, &parsed)) return false;
-    if (known == nullptr || !known->key.fits_arrays(parsed)) {
-      const CompiledCallHandle* found = self.state->cache.find(CallKind::kAllReduce, parsed);
+    PyObject* x = PyTuple_GET_ITEM(xs.ptr(), place);
+    if (!parse(CallKind::kAllReduce, x, out, &call.parsed)) return false;
+    if (call.compiled == nullptr || !call.compiled->key.fits_arrays(call.parsed)) {
+      const CompiledCallHandle* found = self.state->cache.find(CallKind::kAllReduce, call.parsed);
       if (found == nullptr || !(*found)->message) return false;
-      known = *found;
+      call.compiled = *found;
     }
-    std::byte* target = parsed.out == parsed.x ? parsed.source.data : parsed.target.data;
-    if (known->makes) {
-      ContiguousView made;
-      auto result = py::reinterpret_steal<py::object>(make_result(*known, parsed, &made));
-      if (!result) return false;
-      results.append(std::move(result));
-      target = made.data;
-    }
-    fusions.add(*known, parsed.source, nullptr, target, false);
+    if (!call.prepare()) return false;
+    if (call.compiled->makes) results.append(std::move(call.result));
+    fusions.add(*call.compiled, call.parsed.source, nullptr, call.output(), false);
   }
   fusions.compare_all();
   return true;
@@ -108,16 +102,15 @@ std::optional<PyObject*> run_list(CallsObject* self, const Arguments& arguments)
   if (at(arguments, Parameter::kAsync) != Py_False || (out != Py_None && !is_list(out))) {
     return std::nullopt;
   }
-  std::optional<PyObject*> result;
-  PyObject* done = guarded([&]() -> PyObject* {
+  return guarded([&]() -> std::optional<PyObject*> {
     const Borrowed borrowed(*self->state);
     const py::tuple xs = items_of(x);
     py::object outs;
     if (out != Py_None) outs = out == x ? xs : items_of(out);
-    if (xs.empty() || (outs && py::len(outs) != xs.size())) return Py_None;
+    if (xs.empty() || (outs && py::len(outs) != xs.size())) return std::nullopt;
     py::list results;
     Fusions& fusions = borrowed.get();
-    if (!read_members(*self, arguments, xs, outs.ptr(), fusions, results)) return Py_None;
+    if (!read_members(*self, arguments, xs, outs.ptr(), fusions, results)) return std::nullopt;
     // Errors of the arguments come before the first message.
     for (std::size_t number = 0; number < fusions.size(); ++number) {
       (void)prepare_fusion(self, fusions, number);
@@ -126,10 +119,8 @@ std::optional<PyObject*> run_list(CallsObject* self, const Arguments& arguments)
     for (std::size_t number = 0; number < fusions.size(); ++number) {
       run_fusion(self, fusions, number);
     }
-    result = outs ? Py_NewRef(out) : results.release().ptr();
-    return Py_None;
+    return outs ? Py_NewRef(out) : results.release().ptr();
   });
-  return done != nullptr ? result : nullptr;
 }
 
 void bind_lists(py::module_& module) {

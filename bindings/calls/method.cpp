@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <new>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "bindings/calls/fusions.h"
 #include "bindings/core/bind.h"
@@ -14,56 +16,33 @@
 namespace pycoll::bindings {
 namespace {
 
+using MethodType = CollectedType<MethodObject, &MethodObject::function, &MethodObject::wrapped>;
+
 PyTypeObject* method_type = nullptr;
 
-MethodObject* cast_method(PyObject* object) { return reinterpret_cast<MethodObject*>(object); }
+MethodObject* cast_method(PyObject* object) { return &MethodType::of(object); }
 
-PyObject* call_method(PyObject* object, PyObject* const* arguments, std::size_t count,
-                      PyObject* names) {
+// Whether the arguments without self are (x, out=x), with default values otherwise: the most common
+// call.
+bool is_in_place(const MethodObject& method, PyObject* const* arguments, std::size_t given,
+                 PyObject* names) {
+  return given == 1 && names != nullptr && PyTuple_GET_SIZE(names) == 1 &&
+         PyTuple_GET_ITEM(names, 0) == method.out_name && arguments[1] == arguments[0];
+}
+
+// Communicator.name(self, ...). arguments[0] is self already, so the call does not change it.
+PyObject* call_unbound(PyObject* object, PyObject* const* arguments, std::size_t count,
+                       PyObject* names) {
   const MethodObject& method = *cast_method(object);
   const auto given = static_cast<std::size_t>(PyVectorcall_NARGS(count));
-  const auto definition = [&] { return call_python(method.function, arguments, count, names); };
-  CallsObject* self = given > 0 ? as_calls(arguments[0]) : nullptr;
-  if (self == nullptr || !method.kind) return definition();
-  const CallKind kind = *method.kind;
-  if (is_in_place(method, arguments + 1, given - 1, names)) {
-    const std::optional<PyObject*> result =
-        repeat_in_place(self, kind, method.defaults.data(), arguments[1]);
-    if (result) return *result;
-  }
-  Arguments sorted;
-  if (!sort_arguments(method, arguments + 1, given - 1, names, &sorted)) return definition();
-  return call_sorted(self, kind, sorted, nullptr, definition);
+  if (given == 0) return call_python(method.function, arguments, count, names);
+  return call_method(method, arguments[0], arguments + 1,
+                     (given - 1) | PY_VECTORCALL_ARGUMENTS_OFFSET, names);
 }
 
 PyObject* get(PyObject* object, PyObject* self, PyObject* /*type*/) {
   if (self == nullptr) return Py_NewRef(object);
   return bind_method(cast_method(object), self);
-}
-
-int traverse_method(PyObject* object, visitproc visit, void* arg) {
-  Py_VISIT(Py_TYPE(object));
-  Py_VISIT(cast_method(object)->function);
-  Py_VISIT(cast_method(object)->wrapped);
-  return 0;
-}
-
-int clear_method(PyObject* object) {
-  Py_CLEAR(cast_method(object)->function);
-  Py_CLEAR(cast_method(object)->wrapped);
-  return 0;
-}
-
-void dealloc_method(PyObject* object) {
-  PyObject_GC_UnTrack(object);
-  (void)clear_method(object);
-  for (std::size_t one = 0; one < cast_method(object)->name_count; ++one) {
-    Py_DECREF(cast_method(object)->names[one]);
-  }
-  for (PyObject* value : cast_method(object)->defaults) Py_XDECREF(value);
-  PyTypeObject* type = Py_TYPE(object);
-  type->tp_free(object);
-  Py_DECREF(type);
 }
 
 // __name__, __doc__, __module__, __qualname__ and others.
@@ -139,7 +118,7 @@ py::object make_method(const py::function& function, const py::function& wrapped
   if (object == nullptr) throw py::error_already_set();
   auto made = py::reinterpret_steal<py::object>(object);
   MethodObject& method = *cast_method(object);
-  method.vectorcall = &call_method;
+  method.vectorcall = &call_unbound;
   method.function = function.inc_ref().ptr();
   method.wrapped = wrapped.inc_ref().ptr();
   new (&method.kind)
@@ -161,6 +140,11 @@ PyGetSetDef method_properties[] = {
     {nullptr, nullptr, nullptr, nullptr, nullptr}};
 
 }  // namespace
+
+void MethodObject::forget() {
+  for (PyObject*& name : names) Py_CLEAR(name);
+  for (PyObject*& value : defaults) Py_CLEAR(value);
+}
 
 MethodObject* as_method(PyObject* object) {
   return Py_IS_TYPE(object, method_type) ? cast_method(object) : nullptr;
@@ -191,19 +175,62 @@ bool sort_arguments(const MethodObject& method, PyObject* const* arguments, std:
   return missing == 0;
 }
 
+PyObject* call_method(const MethodObject& method, PyObject* self, PyObject* const* arguments,
+                      std::size_t count, PyObject* names) {
+  CallsObject* calls = as_calls(self);
+  if (calls == nullptr || !method.kind) {
+    return call_definition(method, self, arguments, count, names);
+  }
+  const auto given = static_cast<std::size_t>(PyVectorcall_NARGS(count));
+  if (is_in_place(method, arguments, given, names)) {
+    const std::optional<PyObject*> result =
+        repeat_in_place(calls, *method.kind, method.defaults.data(), arguments[0]);
+    if (result) return *result;
+  }
+  Arguments sorted;
+  if (!sort_arguments(method, arguments, given, names, &sorted)) {
+    return call_definition(method, self, arguments, count, names);
+  }
+  return call_sorted(method, self, arguments, count, names, sorted, nullptr);
+}
+
+PyObject* call_sorted(const MethodObject& method, PyObject* self, PyObject* const* arguments,
+                      std::size_t count, PyObject* names, const Arguments& sorted,
+                      CompiledCallHandle* hint) {
+  CallsObject* calls = as_calls(self);
+  const std::optional<PyObject*> result = call_natively(calls, *method.kind, sorted, hint);
+  if (result) return *result;
+  return run_definition({calls, *method.kind, sorted},
+                        [&] { return call_definition(method, self, arguments, count, names); });
+}
+
+PyObject* call_definition(const MethodObject& method, PyObject* self, PyObject* const* arguments,
+                          std::size_t count, PyObject* names) {
+  const auto given = static_cast<std::size_t>(PyVectorcall_NARGS(count));
+  if ((count & PY_VECTORCALL_ARGUMENTS_OFFSET) != 0) {
+    PyObject** all = const_cast<PyObject**>(arguments) - 1;
+    PyObject* before = std::exchange(all[0], self);
+    PyObject* result = call_python(method.function, all, given + 1, names);
+    all[0] = before;
+    return result;
+  }
+  const std::size_t named =
+      names == nullptr ? 0 : static_cast<std::size_t>(PyTuple_GET_SIZE(names));
+  std::vector<PyObject*> all{self};
+  all.insert(all.end(), arguments, arguments + given + named);
+  return call_python(method.function, all.data(), given + 1, names);
+}
+
 void bind_methods(py::module_& module) {
-  PyType_Slot slots[] = {
-      {Py_tp_dealloc, slot(&dealloc_method)}, {Py_tp_traverse, slot(&traverse_method)},
-      {Py_tp_clear, slot(&clear_method)},     {Py_tp_call, slot(&PyVectorcall_Call)},
-      {Py_tp_descr_get, slot(&get)},          {Py_tp_getattro, slot(&get_attribute_method)},
-      {Py_tp_repr, slot(&represent_method)},  {Py_tp_members, method_members},
-      {Py_tp_getset, method_properties},      {0, nullptr}};
-  PyType_Spec spec = {"pycoll._core.Method", sizeof(MethodObject), 0,
-                      Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL |
-                          Py_TPFLAGS_METHOD_DESCRIPTOR | Py_TPFLAGS_IMMUTABLETYPE |
-                          kNotMadeByCalling,
-                      slots};
-  method_type = add_type(module, "Method", spec);
+  method_type = MethodType::make(module, "pycoll._core.Method",
+                                 Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_METHOD_DESCRIPTOR |
+                                     Py_TPFLAGS_IMMUTABLETYPE | kNotMadeByCalling,
+                                 {{Py_tp_call, slot(&PyVectorcall_Call)},
+                                  {Py_tp_descr_get, slot(&get)},
+                                  {Py_tp_getattro, slot(&get_attribute_method)},
+                                  {Py_tp_repr, slot(&represent_method)},
+                                  {Py_tp_members, method_members},
+                                  {Py_tp_getset, method_properties}});
   module.def("method", &make_method, py::arg("function"), py::arg("wrapped"),
              "A method that tries the native call first, and calls `function` if that declines. It "
              "looks like `wrapped`.");

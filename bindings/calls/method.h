@@ -29,33 +29,27 @@ struct MethodObject {
   PyObject* out_name;  // the name `out`; nullptr unless the method takes x and `out`
   // Default values; nullptr where the definition has none. Owned.
   Arguments defaults;
+
+  void forget();
 };
+
+// The call method(self, ...), natively if the cache knows it; otherwise by the definition.
+// `arguments`: without self. If `count` has PY_VECTORCALL_ARGUMENTS_OFFSET, arguments[-1] may hold
+// self during the call.
+[[nodiscard]] PyObject* call_method(const MethodObject& method, PyObject* self,
+                                    PyObject* const* arguments, std::size_t count, PyObject* names);
 
 // Sorts the arguments without self by parameter, with the default values of the definition; false
 // if only the definition can read them.
 [[nodiscard]] bool sort_arguments(const MethodObject& method, PyObject* const* arguments,
                                   std::size_t count, PyObject* names, Arguments* sorted);
 
-// Whether the arguments without self are (x, out=x), with default values otherwise: the most common
-// call.
-inline bool is_in_place(const MethodObject& method, PyObject* const* arguments, std::size_t count,
-                        PyObject* names) {
-  return PyVectorcall_NARGS(count) == 1 && names != nullptr && PyTuple_GET_SIZE(names) == 1 &&
-         PyTuple_GET_ITEM(names, 0) == method.out_name && arguments[1] == arguments[0];
-}
+// The same for arguments that sort_arguments() has sorted. `hint`: as for call_natively().
+[[nodiscard]] PyObject* call_sorted(const MethodObject& method, PyObject* self,
+                                    PyObject* const* arguments, std::size_t count, PyObject* names,
+                                    const Arguments& sorted, CompiledCallHandle* hint);
 
-// The whole call: natively if the cache knows it; otherwise the result of `definition`, a function
-// that calls the definition.
-template <typename Definition>
-[[nodiscard]] PyObject* call_sorted(CallsObject* self, CallKind kind, const Arguments& sorted,
-                                    CompiledCallHandle* hint, const Definition& definition) {
-  const std::optional<PyObject*> result = call_natively(self, kind, sorted, hint);
-  if (result) return *result;
-  return run_definition({self, kind, sorted}, definition);
-}
-
-// Calls method(self, ...) in Python. If `count` has PY_VECTORCALL_ARGUMENTS_OFFSET, the callee may
-// overwrite arguments[-1].
+// Calls method(self, ...) in Python; `arguments` and `count` as for call_method().
 [[nodiscard]] PyObject* call_definition(const MethodObject& method, PyObject* self,
                                         PyObject* const* arguments, std::size_t count,
                                         PyObject* names);

@@ -94,30 +94,6 @@ std::shared_ptr<engine::Operation> start_request(CommunicatorHandle& handle,
   return handle.native->start(std::move(request), timeout);
 }
 
-// One call that the cache knows, with its arguments and its result.
-struct KnownCall {
-  CompiledCallHandle compiled;
-  ParsedCall parsed;
-  py::object result;
-  ContiguousView made;  // of the result, if it is a new array
-
-  const std::byte* input() const { return compiled->reads ? parsed.source.data : nullptr; }
-  std::byte* output() const {
-    if (!compiled->writes) return nullptr;
-    if (compiled->makes) return made.data;
-    return parsed.out == parsed.x ? parsed.source.data : parsed.target.data;
-  }
-  // Makes the result. False if its class cannot make it this way.
-  bool prepare() {
-    if (compiled->makes) {
-      result = py::reinterpret_steal<py::object>(make_result(*compiled, parsed, &made));
-      return static_cast<bool>(result);
-    }
-    result = py::reinterpret_borrow<py::object>(parsed.out == nullptr ? Py_None : parsed.out);
-    return true;
-  }
-};
-
 void fill(const std::string& identity, std::byte* output, std::uint64_t bytes) {
   for (std::uint64_t place = 0; place < bytes; place += identity.size()) {
     std::memcpy(output + place, identity.data(), identity.size());
@@ -383,13 +359,11 @@ std::optional<PyObject*> call_natively(CallsObject* self, CallKind kind, const A
     if (found == nullptr) return std::nullopt;
     if (hint != nullptr) *hint = *found;
   }
-  if (self->group != Py_None) {
-    if (self->fusions == nullptr || !(*found)->message) return std::nullopt;
-    return defer(self, *found, parsed);
-  }
-  if (!(*found)->is_whole()) return std::nullopt;
+  const bool grouped = self->group != Py_None;
+  const bool runs = grouped ? self->fusions != nullptr && (*found)->message : (*found)->is_whole();
+  if (!runs) return std::nullopt;
   const bool async = at(arguments, Parameter::kAsync) == Py_True;
-  if (parsed.out != nullptr && parsed.out == parsed.x && handle.native->rests_alone() &&
+  if (!grouped && parsed.out != nullptr && parsed.out == parsed.x && handle.native->rests_alone() &&
       (*found)->rests()) {
     if (!async) return Py_NewRef(parsed.out);
     return guarded([&] {
@@ -399,16 +373,14 @@ std::optional<PyObject*> call_natively(CallsObject* self, CallKind kind, const A
     });
   }
   KnownCall call{*found, parsed, {}, {}};
-  std::optional<PyObject*> result;
-  PyObject* done = guarded([&]() -> PyObject* {
+  return guarded([&]() -> std::optional<PyObject*> {
+    if (grouped) return defer(self, call);
     if (!call.compiled->exchanges.empty()) {
-      result = exchange_and_run({self, kind, arguments}, call);
-    } else if (call.prepare()) {
-      result = is_message(kind) ? run_messages(self, call) : run_known(self, call, async);
+      return exchange_and_run({self, kind, arguments}, call);
     }
-    return Py_None;
+    if (!call.prepare()) return std::nullopt;
+    return is_message(kind) ? run_messages(self, call) : run_known(self, call, async);
   });
-  return done != nullptr ? result : nullptr;
 }
 
 }  // namespace pycoll::bindings

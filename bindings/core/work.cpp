@@ -6,7 +6,6 @@
 
 #include "bindings/core/bind.h"
 #include "bindings/core/gil.h"
-#include "bindings/core/raw.h"
 #include "bindings/core/work_object.h"
 
 namespace pycoll::bindings {
@@ -187,16 +186,11 @@ constexpr const char* kDocumentation =
 }  // namespace
 
 void bind_work(py::module_& module) {
-  PyType_Slot slots[] = {{Py_tp_dealloc, slot(&dealloc_work)},
-                         {Py_tp_traverse, slot(&traverse_work)},
-                         {Py_tp_clear, slot(&clear_work)},
-                         {Py_tp_repr, slot(&represent)},
-                         {Py_tp_methods, work_methods},
-                         {Py_tp_doc, text(kDocumentation)},
-                         {0, nullptr}};
-  PyType_Spec spec = {"pycoll.Work", sizeof(WorkObject), 0,
-                      Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | kNotMadeByCalling, slots};
-  work_type = add_type(module, "Work", spec);
+  work_type = WorkType::make(module, "pycoll.Work", kNotMadeByCalling,
+                             {{Py_tp_repr, slot(&represent)},
+                              {Py_tp_methods, work_methods},
+                              {Py_tp_doc, text(kDocumentation)}},
+                             &dealloc_work);
   module.def(
       "fill_work",
       [](const py::object& work, const py::object& result) { fill_work(work.ptr(), result.ptr()); },

@@ -10,7 +10,6 @@
 
 #include "bindings/core/bind.h"
 #include "bindings/core/gil.h"
-#include "bindings/core/raw.h"
 
 namespace pycoll::bindings {
 namespace {
@@ -61,23 +60,6 @@ void watch(WorkObject* work) {
   }
 }
 
-// Keeps the arrays of a running operation alive after its Work was dropped.
-void leave_running(WorkObject* work) noexcept {
-  if (work->stage != Stage::kRunning || work->running.operation->done()) return;
-  try {
-    const auto borrow = [](PyObject* one) {
-      return one == nullptr ? py::none() : py::reinterpret_borrow<py::object>(one);
-    };
-    work->running.communicator->keep(
-        work->running.operation, py::make_tuple(borrow(work->kept), borrow(work->value)),
-        CommunicatorHandle::Dropped{work->running.name, work->running.user_op});
-  } catch (const std::exception&) {
-    // No memory for a tuple: the objects are leaked, because the operation still uses them.
-    Py_XINCREF(work->kept);
-    Py_XINCREF(work->value);
-  }
-}
-
 // Reports a failure that wait() can no longer raise.
 void report_failure(const WorkObject* work) noexcept {
   if (work->stage != Stage::kRunning || work->told || !work->running.operation->done()) return;
@@ -107,20 +89,19 @@ void end(PyObject* object, Stage stage, PyObject* value) {
 
 }  // namespace
 
-int traverse_work(PyObject* object, visitproc visit, void* arg) {
-  Py_VISIT(Py_TYPE(object));
-  Py_VISIT(as_work(object)->value);
-  Py_VISIT(as_work(object)->kept);
-  Py_VISIT(as_work(object)->finish);
-  return 0;
-}
-
-int clear_work(PyObject* object) {
-  leave_running(as_work(object));
-  Py_CLEAR(as_work(object)->value);
-  Py_CLEAR(as_work(object)->kept);
-  Py_CLEAR(as_work(object)->finish);
-  return 0;
+void WorkObject::forget() noexcept {
+  if (stage != Stage::kRunning || running.operation->done()) return;
+  try {
+    const auto borrow = [](PyObject* one) {
+      return one == nullptr ? py::none() : py::reinterpret_borrow<py::object>(one);
+    };
+    running.communicator->keep(running.operation, py::make_tuple(borrow(kept), borrow(value)),
+                               CommunicatorHandle::Dropped{running.name, running.user_op});
+  } catch (const std::exception&) {
+    // No memory for a tuple: the objects are leaked, because the operation still uses them.
+    Py_XINCREF(kept);
+    Py_XINCREF(value);
+  }
 }
 
 void let_go(Running& running) {
@@ -134,7 +115,7 @@ void dealloc_work(PyObject* object) {
   PyObject_GC_UnTrack(object);
   WorkObject* work = as_work(object);
   report_failure(work);
-  (void)clear_work(object);
+  (void)WorkType::clear(object);
   delete std::exchange(work->finishing, nullptr);
   if (work->running.communicator != nullptr) let_go(work->running);
   PyTypeObject* type = Py_TYPE(object);

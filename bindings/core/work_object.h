@@ -4,6 +4,7 @@
 
 #include <mutex>
 
+#include "bindings/core/raw.h"
 #include "bindings/core/work.h"
 
 namespace pycoll::bindings {
@@ -25,18 +26,20 @@ struct WorkObject {
   Nanoseconds ended;      // end of the operation, after let_go(); 0 if unknown
   Stage stage;
   bool told;  // wait() has raised the operation's failure
+
+  void forget() noexcept;  // a running operation keeps its arrays
 };
+using WorkType =
+    CollectedType<WorkObject, &WorkObject::value, &WorkObject::kept, &WorkObject::finish>;
 
 inline PyTypeObject* work_type = nullptr;
 
-inline WorkObject* as_work(PyObject* object) { return reinterpret_cast<WorkObject*>(object); }
+inline WorkObject* as_work(PyObject* object) { return &WorkType::of(object); }
 
 // Takes the ended operation out of `running`. If nothing else refers to it, it is reset for reuse.
 void let_go(Running& running);
 
-// Slots of the type.
-int traverse_work(PyObject* object, visitproc visit, void* arg);
-int clear_work(PyObject* object);
+// Slot of the type, which reuses the memory of Works.
 void dealloc_work(PyObject* object);
 
 }  // namespace pycoll::bindings
