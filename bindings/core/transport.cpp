@@ -36,9 +36,9 @@ ShmHandle make_shm(int rank, int size) {
   return handle;
 }
 
-void attach_shm(ShmHandle& handle, int peer, int segment, int doorbell, int liveness, int pid) {
+void attach_shm(ShmHandle& handle, int peer, int shared_file, int doorbell, int liveness, int pid) {
   raise_if_failed(
-      handle.shm->attach(peer, UniqueFd(segment), UniqueFd(doorbell), UniqueFd(liveness), pid),
+      handle.shm->attach(peer, UniqueFd(shared_file), UniqueFd(doorbell), UniqueFd(liveness), pid),
       "init");
 }
 
@@ -104,7 +104,7 @@ void bind_shm(py::module_& module) {
   py::class_<ShmHandle, TransportHandle>(module, "ShmTransport", "Shared memory of one host.")
       .def(py::init(&make_shm), py::arg("rank"), py::arg("size"))
       .def(
-          "segment_fd", [](const ShmHandle& handle) { return handle.shm->segment_fd(); },
+          "shared_file_fd", [](const ShmHandle& handle) { return handle.shm->shared_file_fd(); },
           "This rank's memory, to be passed to peers; stays owned here.")
       .def(
           "doorbell_fd", [](const ShmHandle& handle) { return handle.shm->doorbell_fd(); },
@@ -120,8 +120,8 @@ void bind_shm(py::module_& module) {
           "liveness_fd",
           [](const ShmHandle& handle, int peer) { return handle.shm->liveness_fd(peer); },
           py::arg("peer"), "The peer's lifeline, or -1; stays owned here.")
-      .def("attach", &attach_shm, py::arg("peer"), py::arg("segment_fd"), py::arg("doorbell_fd"),
-           py::arg("liveness_fd"), py::arg("pid"),
+      .def("attach", &attach_shm, py::arg("peer"), py::arg("shared_file_fd"),
+           py::arg("doorbell_fd"), py::arg("liveness_fd"), py::arg("pid"),
            "Join a peer's memory. Takes ownership of the three descriptors.")
       .def(
           "use_stores",

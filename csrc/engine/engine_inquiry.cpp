@@ -51,6 +51,7 @@ void Engine::inquire(Inquiry why, Nanoseconds now, std::vector<Account::Wait> wa
   announce();
 }
 
+// Tells the ranks that inquire what this rank waits for, after the deadline of another rank.
 void Engine::answer() {
   const Nanoseconds now = options_.clock->now();
   const bool late = !running_.empty() && (began_ == 0 || now - began_ < kLateWithin);
@@ -144,6 +145,8 @@ void Engine::resolve_inquiry(Nanoseconds now) {
   conclude(due >= 0 ? due : rank(), accounts, std::move(overdue));
 }
 
+// Fails the communicator by the deadline of rank `due`. The accounts of the ranks name the guilty
+// one.
 void Engine::conclude(int due, const std::vector<Account>& accounts, Overdue overdue) {
   if (due != rank()) {
     const Notice notice = links_[static_cast<std::size_t>(due)]->newest();

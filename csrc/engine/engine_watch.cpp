@@ -36,6 +36,8 @@ std::string Engine::current_text(int peer) const {
   return text.empty() ? "send/recv" : text;
 }
 
+// Sends a notice to all peers: the state of this rank and, unless `failure` is kOk, why it gives
+// up. `culprit`: the rank at fault, or -1. `detail`: the text of the failure, or of tell().
 void Engine::post(Code failure, int culprit, const std::string& detail) {
   Notice notice;
   if (failure == Code::kOk) write_account(account_, &notice);
@@ -53,6 +55,7 @@ void Engine::post(Code failure, int culprit, const std::string& detail) {
   }
 }
 
+// Tells peers that this rank waits in its oldest collective.
 void Engine::announce() {
   announced_ = true;
   tell();

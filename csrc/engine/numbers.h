@@ -48,9 +48,9 @@ class NumberSet {
 
  private:
   static constexpr std::size_t kRangesMax = 4096;
-  using Place = std::vector<Numbers>::iterator;
+  using Iterator = std::vector<Numbers>::iterator;
 
-  void merge_or_step(Place& place) {
+  void merge_or_step(Iterator& place) {
     const auto next = place + 1;
     if (next->first > place->last + 1) {
       ++place;

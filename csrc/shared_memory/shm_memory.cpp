@@ -101,20 +101,20 @@ Status Mapping::reserve(std::size_t bytes, std::size_t alignment, Mapping* made)
   return {};
 }
 
-Status create_segment(std::size_t bytes, UniqueFd* made, const char* title) {
+Status create_shared_file(std::size_t bytes, UniqueFd* made, const char* title) {
   UniqueFd fd(::memfd_create(title, MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  if (!fd.valid()) return failed("cannot create a segment (is `ulimit -n` too low?)");
+  if (!fd.valid()) return failed("cannot create a shared file (is `ulimit -n` too low?)");
   if (::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) {
-    return failed("cannot make a segment of " + std::to_string(bytes) +
+    return failed("cannot make a shared file of " + std::to_string(bytes) +
                   " bytes (is `ulimit -f` too low?)");
   }
-  if (::fcntl(fd.get(), F_ADD_SEALS, kSeals) != 0) return failed("cannot seal a segment");
+  if (::fcntl(fd.get(), F_ADD_SEALS, kSeals) != 0) return failed("cannot seal a shared file");
   *made = std::move(fd);
   return {};
 }
 
-Status check_segment(int fd, std::size_t bytes, int peer) {
-  const std::string whose = "the segment of rank " + std::to_string(peer);
+Status check_shared_file(int fd, std::size_t bytes, int peer) {
+  const std::string whose = "the shared file of rank " + std::to_string(peer);
   struct stat facts = {};
   if (::fstat(fd, &facts) != 0) return failed("cannot examine " + whose, {peer});
   if (static_cast<std::size_t>(facts.st_size) != bytes) {
@@ -129,7 +129,7 @@ Status check_segment(int fd, std::size_t bytes, int peer) {
     return Status::error(Code::kTransport,
                          "shared memory: " + whose +
                              " is not sealed against shrinking, so reading it would not be safe; "
-                             "pass the descriptor that segment_fd() gave on that rank",
+                             "pass the descriptor that shared_file_fd() gave on that rank",
                          {peer});
   }
   return {};

@@ -53,7 +53,7 @@ _LINK_SHARE = 0.8
 class Transport(Protocol):
     """One rank's end of one medium, made by a factory.
 
-    The shm transport also has segment_fd(), doorbell_fd() and lifeline_fd().
+    The shm transport also has shared_file_fd(), doorbell_fd() and lifeline_fd().
     """
 
     def attach(self, peer: int, *args: Any) -> None:

@@ -32,7 +32,7 @@ from pycoll.bootstrap.handshake import (
 )
 from pycoll.bootstrap.rendezvous.frames import list_ranks
 
-#: Descriptors of a rank: its segment, its doorbell, its lifeline.
+#: Descriptors of a rank: its shared file, its doorbell, its lifeline.
 DESCRIPTORS = 3
 _BYTE = b"F"
 #: The kernel takes 253 descriptors in a message.
@@ -92,12 +92,12 @@ Check = Callable[[], None]
 
 def descriptors_of(shm: Any) -> list[int]:
     """Return a rank's descriptors; the transport keeps their ownership."""
-    return [shm.segment_fd(), shm.doorbell_fd(), shm.lifeline_fd()]
+    return [shm.shared_file_fd(), shm.doorbell_fd(), shm.lifeline_fd()]
 
 
-def of_thread(segment: int, doorbell: int) -> list[int]:
+def of_thread(shared_file: int, doorbell: int) -> list[int]:
     """Duplicate the descriptors of a rank in this process. A thread has no lifeline: -1."""
-    return [os.dup(segment), os.dup(doorbell), -1]
+    return [os.dup(shared_file), os.dup(doorbell), -1]
 
 
 def close_all(descriptors: Iterable[int]) -> None:

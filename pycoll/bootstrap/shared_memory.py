@@ -110,12 +110,12 @@ class Neighbours:
         """Return the descriptors that ranks in the same process need, for the exchange."""
         if len(self._threads) < 2 or self._ends.shm is None:
             return {}
-        return {"descriptors": [self._ends.shm.segment_fd(), self._ends.shm.doorbell_fd()]}
+        return {"descriptors": [self._ends.shm.shared_file_fd(), self._ends.shm.doorbell_fd()]}
 
     def attach_threads(self, endpoints: Sequence[Mapping[str, Any]]) -> None:
         """Share memory with the ranks in this process."""
         for peer in self._threads:
             if peer != self._rank:
-                segment, doorbell = map(int, endpoints[peer]["descriptors"])
-                found = of_thread(segment, doorbell)
+                shared_file, doorbell = map(int, endpoints[peer]["descriptors"])
+                found = of_thread(shared_file, doorbell)
                 self._ends.shm.attach(peer, *found, self._identities[peer].pid)

@@ -130,11 +130,11 @@ class _Part:
             self.shm = None
 
     def agree(self) -> Sequence[Sequence[int]]:
-        """Gather from every rank: whether it has failed, its segment, its doorbell (or -1)."""
+        """Gather from every rank: whether it has failed, its shared file, its doorbell (or -1)."""
         if self.shm is None:
             mine = [self.failure is not None, -1, -1]
         else:
-            mine = [False, self.shm.segment_fd(), self.shm.doorbell_fd()]
+            mine = [False, self.shm.shared_file_fd(), self.shm.doorbell_fd()]
         self._lines = self._parent.numbers([int(number) for number in mine])
         return self._lines
 
@@ -169,8 +169,8 @@ class _Part:
         for peer in self._at(offsets, -1):
             identity = self._parent.identities[peer]
             if peer in self._threads:
-                segment, doorbell = map(int, self._lines[peer][1:])
-                found = of_thread(segment, doorbell)
+                shared_file, doorbell = map(int, self._lines[peer][1:])
+                found = of_thread(shared_file, doorbell)
             else:
                 found = self._from(peer)
             self.shm.attach(self._members.index(peer), *found, identity.pid)

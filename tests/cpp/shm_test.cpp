@@ -40,7 +40,7 @@ class TwoProcesses {
       child(*there_);
       ::_exit(0);
     }
-    const Status status = here_->attach(1, copy_of(there_->segment_fd()),
+    const Status status = here_->attach(1, copy_of(there_->shared_file_fd()),
                                         copy_of(there_->doorbell_fd()), std::move(end_here), pid_);
     CHECK(status.ok(), "%s", status.message().c_str());
   }
@@ -151,9 +151,10 @@ TEST(wrong_descriptors_are_refused_in_words) {
   auto rank_1 = make_shm(1, 3);
   auto of_two = make_shm(1, 2);
   UniqueFd unsealed(::memfd_create("unsealed", MFD_CLOEXEC));
-  CHECK(::ftruncate(unsealed.get(), shm::segment_file_bytes(3)) == 0, "cannot make a file");
+  CHECK(::ftruncate(unsealed.get(), shm::shared_file_bytes(3)) == 0, "cannot make a file");
   UniqueFd blank;
-  CHECK(shm::create_segment(shm::segment_file_bytes(3), &blank).ok(), "cannot make a segment");
+  CHECK(shm::create_shared_file(shm::shared_file_bytes(3), &blank).ok(),
+        "cannot make a shared file");
   UniqueFd null(::open("/dev/null", O_RDWR | O_CLOEXEC));
   struct Example {
     int peer;
@@ -162,15 +163,15 @@ TEST(wrong_descriptors_are_refused_in_words) {
     const char* part;  // of the message
   };
   const Example examples[] = {
-      {1, -1, Code::kTransport, "cannot examine the segment of rank 1"},
+      {1, -1, Code::kTransport, "cannot examine the shared file of rank 1"},
       {1, null.get(), Code::kTransport, "has 0 bytes, expected"},
-      {1, of_two->segment_fd(), Code::kTransport, "bytes, expected"},
+      {1, of_two->shared_file_fd(), Code::kTransport, "bytes, expected"},
       {1, unsealed.get(), Code::kTransport, "not sealed"},
       {1, blank.get(), Code::kTransport, "not a segment of this pycoll version"},
-      {2, rank_1->segment_fd(), Code::kTransport, "belongs to rank 1 of 3"},
-      {0, rank_1->segment_fd(), Code::kInvalidArgument, "not another rank"},
-      {3, rank_1->segment_fd(), Code::kInvalidArgument, "not another rank"},
-      {-1, rank_1->segment_fd(), Code::kInvalidArgument, "not another rank"},
+      {2, rank_1->shared_file_fd(), Code::kTransport, "belongs to rank 1 of 3"},
+      {0, rank_1->shared_file_fd(), Code::kInvalidArgument, "not another rank"},
+      {3, rank_1->shared_file_fd(), Code::kInvalidArgument, "not another rank"},
+      {-1, rank_1->shared_file_fd(), Code::kInvalidArgument, "not another rank"},
   };
   const int before = open_descriptors();
   for (const Example& example : examples) {
@@ -183,7 +184,7 @@ TEST(wrong_descriptors_are_refused_in_words) {
   }
   CHECK(open_descriptors() == before, "a refused attach kept descriptors");
   attach_shm(*rank_0, *rank_1, 1, UniqueFd());
-  const Status twice = rank_0->attach(1, copy_of(rank_1->segment_fd()),
+  const Status twice = rank_0->attach(1, copy_of(rank_1->shared_file_fd()),
                                       copy_of(rank_1->doorbell_fd()), UniqueFd(), 1);
   CHECK(twice.code() == Code::kInvalidArgument, "attached twice");
   rank_0->close();
@@ -200,13 +201,14 @@ TEST(wrong_descriptors_are_refused_in_words) {
 class Vandal {
  public:
   explicit Vandal(ShmTransport& victim) {
-    CHECK(shm::Mapping::map(victim.segment_fd(), 0, shm::segment_file_bytes(2), true, &all_).ok(),
-          "cannot map");
+    CHECK(
+        shm::Mapping::map(victim.shared_file_fd(), 0, shm::shared_file_bytes(2), true, &all_).ok(),
+        "cannot map");
   }
   shm::Control& control() { return *reinterpret_cast<shm::Control*>(all_.data()); }
   shm::SlotLine& line(std::uint32_t channel) {
-    return *reinterpret_cast<shm::SlotLine*>(all_.data() + shm::lane_offset(2, 0) +
-                                             shm::lane_skew(1) + shm::slot_line_offset(channel));
+    return *reinterpret_cast<shm::SlotLine*>(all_.data() + shm::block_offset(2, 0) +
+                                             shm::block_skew(1) + shm::slot_line_offset(channel));
   }
   // Anything anywhere a peer looks, often nearly right.
   void scribble(Prng& prng) {
@@ -256,7 +258,7 @@ TEST(a_malformed_segment_ends_the_link) {
 }
 
 TEST(a_payload_outside_the_segment_ends_the_link) {
-  const std::uint64_t whole = shm::segment_file_bytes(2);
+  const std::uint64_t whole = shm::shared_file_bytes(2);
   for (const std::uint64_t offset :
        {whole - 99, whole, ~std::uint64_t{0}, ~std::uint64_t{0} - 99}) {
     auto rank_0 = make_shm(0, 2);
@@ -319,7 +321,8 @@ TEST(an_idle_link_uses_next_to_no_memory) {
   }
   const auto used = [&](int rank) {
     struct stat facts = {};
-    CHECK(::fstat(ranks[static_cast<std::size_t>(rank)]->segment_fd(), &facts) == 0, "no facts");
+    CHECK(::fstat(ranks[static_cast<std::size_t>(rank)]->shared_file_fd(), &facts) == 0,
+          "no facts");
     return static_cast<long long>(facts.st_blocks) * 512;
   };
   for (int rank = 0; rank < kSize; ++rank) {

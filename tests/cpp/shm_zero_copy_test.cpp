@@ -160,7 +160,7 @@ namespace {
 
 constexpr std::uint64_t kAgreement = 77;
 
-SegmentHeader placed_header(std::uint64_t sequence = 9, std::size_t bytes = kBytes) {
+SegmentHeader window_header(std::uint64_t sequence = 9, std::size_t bytes = kBytes) {
   return {sequence, kAgreement, static_cast<std::uint32_t>(bytes), 0};
 }
 
@@ -175,16 +175,16 @@ TEST(offered_memory_is_written_where_it_lies) {
   Pair pair;
   Block block(3 * kBytes);
   offer(pair, block, block.data());
-  std::byte* there = pair.writer().find_window(placed_header(), {2, kBytes});
+  std::byte* there = pair.writer().find_window(window_header(), {2, kBytes});
   CHECK(there != nullptr && there != block.data() + kBytes, "not by another mapping");
   const std::vector<std::byte> sent(kBytes, std::byte{4});
   pair.writer().write(there, sent.data(), kBytes / 2);
   pair.writer().write(there + kBytes / 2, sent.data(), kBytes / 2);
-  pair.writer().commit_written(placed_header());
+  pair.writer().commit_written(window_header());
   const Segment* segment = pair.recv().peek();
-  CHECK(segment != nullptr && segment->placed && !segment->exposed && segment->data == nullptr &&
-            segment->header == placed_header(),
-        "not placed");
+  CHECK(segment != nullptr && segment->written_directly && !segment->exposed &&
+            segment->data == nullptr && segment->header == window_header(),
+        "not written directly");
   pair.recv().release();
   const auto holds = [&](std::size_t begin, std::byte value) {
     return std::all_of(block.data() + begin, block.data() + begin + kBytes,
@@ -199,42 +199,42 @@ TEST(nothing_else_is_offered) {
   Pair pair;
   Block block(3 * kBytes);
   CHECK(pair.send().reserve(kBytes) != nullptr, "no room");
-  CHECK(pair.writer().find_window(placed_header(), {0, 0}) == nullptr, "before the offer");
+  CHECK(pair.writer().find_window(window_header(), {0, 0}) == nullptr, "before the offer");
   offer(pair, block, block.data());
   const auto refused = [&](const SegmentHeader& header,
                            const transport::DirectWrite& direct_write) {
     return pair.writer().find_window(header, direct_write) == nullptr;
   };
-  CHECK(!refused(placed_header(), {0, 2 * kBytes}), "this is offered");
-  CHECK(refused(placed_header(8), {0, 0}) && refused(placed_header(10), {0, 0}),
+  CHECK(!refused(window_header(), {0, 2 * kBytes}), "this is offered");
+  CHECK(refused(window_header(8), {0, 0}) && refused(window_header(10), {0, 0}),
         "to another operation");
-  SegmentHeader other = placed_header();
+  SegmentHeader other = window_header();
   ++other.agreement;
   CHECK(refused(other, {0, 0}), "to an operation of another kind");
-  CHECK(refused(placed_header(), {1, 0}) && refused(placed_header(), {64, 0}), "to other uses");
-  CHECK(refused(placed_header(), {0, 2 * kBytes + 1}) && refused(placed_header(), {0, ~0ull}),
+  CHECK(refused(window_header(), {1, 0}) && refused(window_header(), {64, 0}), "to other uses");
+  CHECK(refused(window_header(), {0, 2 * kBytes + 1}) && refused(window_header(), {0, ~0ull}),
         "beyond its end");
-  CHECK(refused(placed_header(9, transport::kUncopiedBytesMin - 1), {0, 0}), "to short segments");
+  CHECK(refused(window_header(9, transport::kUncopiedBytesMin - 1), {0, 0}), "to short segments");
   std::vector<std::byte> foreign(kBytes);
   pair.windows().open_window({11, kAgreement, 1, foreign.data(), kBytes});
-  CHECK(refused(placed_header(11), {0, 0}), "ordinary memory");
+  CHECK(refused(window_header(11), {0, 0}), "ordinary memory");
 }
 
 TEST(an_offer_is_an_answer_and_so_is_none) {
   Pair pair;
   Block block(3 * kBytes);
-  CHECK(!pair.writer().is_answered(placed_header()), "before anything was said");
+  CHECK(!pair.writer().is_answered(window_header()), "before anything was said");
   offer(pair, block, block.data());
-  CHECK(pair.writer().is_answered(placed_header(9)) && pair.writer().is_answered(placed_header(8)),
+  CHECK(pair.writer().is_answered(window_header(9)) && pair.writer().is_answered(window_header(8)),
         "offered, and not heard");
-  CHECK(!pair.writer().is_answered(placed_header(10)), "taken for an answer to what comes next");
+  CHECK(!pair.writer().is_answered(window_header(10)), "taken for an answer to what comes next");
   pair.windows().open_window({10, kAgreement, 0, nullptr, 0});
-  CHECK(pair.writer().is_answered(placed_header(10)), "declined, and not heard");
-  CHECK(pair.writer().find_window(placed_header(10), {0, 0}) == nullptr,
+  CHECK(pair.writer().is_answered(window_header(10)), "declined, and not heard");
+  CHECK(pair.writer().find_window(window_header(10), {0, 0}) == nullptr,
         "offered what was declined");
   std::vector<std::byte> foreign(kBytes);
   pair.windows().open_window({11, kAgreement, 1, foreign.data(), kBytes});
-  CHECK(pair.writer().is_answered(placed_header(11)),
+  CHECK(pair.writer().is_answered(window_header(11)),
         "memory that cannot be offered, and not heard");
 }
 
@@ -254,9 +254,9 @@ TEST(a_failing_rank_ends_its_offers_and_keeps_the_memory_to_itself) {
   const Block other(kBytes);
   offer(pair, block, block.data());
   const std::byte* memory = block.data();
-  CHECK(pair.writer().find_window(placed_header(), {0, 0}) != nullptr, "not offered");
+  CHECK(pair.writer().find_window(window_header(), {0, 0}) != nullptr, "not offered");
   pair.borrower().let_go(transport::LetGo::kAll);
-  CHECK(pair.writer().find_window(placed_header(), {0, 0}) == nullptr, "offered by a failed rank");
+  CHECK(pair.writer().find_window(window_header(), {0, 0}) == nullptr, "offered by a failed rank");
   block.free();
   Block next(kBytes);
   CHECK(next.data() != memory, "what a peer may still write to was given to somebody else");
@@ -266,7 +266,7 @@ TEST(what_is_as_ordinary_memory_hears_nothing_of_a_late_writer) {
   Pair pair;
   Block block(kBytes, transport::shm::InChild::kCopied);
   offer(pair, block, block.data());
-  std::byte* there = pair.writer().find_window(placed_header(), {0, 0});
+  std::byte* there = pair.writer().find_window(window_header(), {0, 0});
   CHECK(there != nullptr, "not offered");
   const std::vector<std::byte> sent(kBytes, std::byte{4});
   pair.writer().write(there, sent.data(), kBytes / 2);
@@ -281,7 +281,7 @@ TEST(a_placed_segment_that_nobody_offered_ends_the_link) {
   Pair pair;
   Block block(kBytes);
   CHECK(pair.send().reserve(kBytes) != nullptr, "no room");
-  pair.writer().commit_written(placed_header());
+  pair.writer().commit_written(window_header());
   CHECK(pair.recv().peek() == nullptr, "taken");
   (void)pair.borrower().poll();
   CHECK(pair.borrower().link(0)->state() == transport::LinkState::kLost, "the link lives on");

@@ -143,8 +143,8 @@ TEST(a_header_more_or_less_than_told_loses_the_link) {
   const std::pair<std::array<Immediate, 2>, const char*> lies[] = {
       {{Immediate{Kind::kSegment, 0, 0}, {Kind::kAlike, 0, 0}}, "a message of 40 bytes says 0"},
       {{Immediate{Kind::kAlike, 0, 1}, {Kind::kSegment, 0, 1}}, "a message of 8 bytes says 0"},
-      {{Immediate{Kind::kAlike, 0, 1}, {Kind::kPlaced, 0, 1}},
-       "a payload was placed where nothing"},
+      {{Immediate{Kind::kAlike, 0, 1}, {Kind::kDirectWrite, 0, 1}},
+       "a payload was written where nothing"},
   };
   for (const auto& [told, words] : lies) {
     const std::string reason = end_of_a_pair(told[0], told[1]);

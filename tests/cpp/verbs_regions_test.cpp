@@ -174,11 +174,11 @@ void take(World& world, std::uint64_t number, std::size_t bytes, unsigned way) {
   const Segment* segment = nullptr;
   world.settle("a segment", [&] { return (segment = world.recv().peek()) != nullptr; });
   CHECK(segment->header.sequence == number && segment->header.bytes == bytes, "another segment");
-  CHECK(segment->placed == ((way & 1) != 0), "segment %llu",
+  CHECK(segment->written_directly == ((way & 1) != 0), "segment %llu",
         static_cast<unsigned long long>(number));
   const std::byte* data = segment->data;
-  if (segment->placed) {
-    CHECK(data == nullptr, "data of a segment that was placed");
+  if (segment->written_directly) {
+    CHECK(data == nullptr, "data of a segment that was written directly");
     data = world.memory[1].at(kGranted + number % 4 * kStride);
   }
   CHECK(bytes == 0 || conformance::holds(data, bytes, number), "segment %llu arrived changed",
@@ -233,7 +233,7 @@ TEST(a_payload_that_is_placed_without_a_grant_loses_the_link) {
   FakeVerbs fake({});
   VerbsRanks ranks = fake_ranks(2, 1);
   const Immediate segment{Kind::kSegment, 3, 0};
-  const Immediate placed{Kind::kPlaced, 3, 0};
+  const Immediate placed{Kind::kDirectWrite, 3, 0};
   fake.rewrite(segment.bits(), placed.bits());
   SendChannel& send = ranks.at(0).link(1)->send_channel(3);
   CHECK(send.reserve(8) != nullptr, "no room");
@@ -245,7 +245,7 @@ TEST(a_payload_that_is_placed_without_a_grant_loses_the_link) {
     ranks.at(0).poll();
     ranks.at(1).poll();
   }
-  CHECK(link.reason().find("a payload was placed where nothing is granted") != std::string::npos,
+  CHECK(link.reason().find("a payload was written where nothing is granted") != std::string::npos,
         "%s", link.reason().c_str());
 }
 
@@ -253,7 +253,7 @@ TEST(a_payload_that_is_placed_without_a_grant_loses_the_link) {
 TEST(a_payload_beside_its_header_is_not_placed) {
   World world(1);
   const Immediate segment{Kind::kSegment, 3, 0};
-  const Immediate placed{Kind::kPlaced, 3, 0};
+  const Immediate placed{Kind::kDirectWrite, 3, 0};
   world.fake.rewrite(segment.bits(), placed.bits());
   CHECK(pass(world, 0, 8, 0), "no room");
   world.settle("the loss", [&] { return world.link(1).state() == LinkState::kLost; });

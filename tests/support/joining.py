@@ -27,22 +27,22 @@ HANG_S = 60.0
 
 
 class FakeShm:
-    """A segment that holds its owner's rank, a doorbell, both ends of a lifeline; keeps what peers
+    """A file that holds its owner's rank, a doorbell, both ends of a lifeline; keeps what peers
     hand over.
     """
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank = rank
-        self._segment = os.memfd_create("fake")
-        os.write(self._segment, struct.pack("<i", rank))
+        self._file = os.memfd_create("fake")
+        os.write(self._file, struct.pack("<i", rank))
         self._doorbell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._inbox, self._lifeline = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         for sock in (self._inbox, self._lifeline):
             sock.setblocking(False)
         self.peers: dict[int, tuple[int, int, int, int]] = {}
 
-    def segment_fd(self) -> int:
-        return self._segment
+    def shared_file_fd(self) -> int:
+        return self._file
 
     def doorbell_fd(self) -> int:
         return self._doorbell
@@ -56,23 +56,23 @@ class FakeShm:
     def liveness_fd(self, peer: int) -> int:
         return self.peers[peer][2]
 
-    def attach(self, peer: int, segment: int, doorbell: int, liveness: int, pid: int) -> None:
+    def attach(self, peer: int, shared_file: int, doorbell: int, liveness: int, pid: int) -> None:
         assert peer not in self.peers
-        self.peers[peer] = (segment, doorbell, liveness, pid)
+        self.peers[peer] = (shared_file, doorbell, liveness, pid)
 
     def close(self) -> None:
-        for fd in [self._segment, self._doorbell, *(f for p in self.peers.values() for f in p[:3])]:
+        for fd in [self._file, self._doorbell, *(f for p in self.peers.values() for f in p[:3])]:
             if fd >= 0:
                 os.close(fd)
         self._inbox.close()
         self._lifeline.close()
         self.peers.clear()
-        self._segment = self._doorbell = -1
+        self._file = self._doorbell = -1
 
     def check(self) -> None:
-        """Each peer's segment says its owner; ring everyone's bell."""
-        for peer, (segment, doorbell, _, _) in self.peers.items():
-            assert os.pread(segment, 4, 0) == struct.pack("<i", peer)
+        """Each peer's shared_file says its owner; ring everyone's bell."""
+        for peer, (shared_file, doorbell, _, _) in self.peers.items():
+            assert os.pread(shared_file, 4, 0) == struct.pack("<i", peer)
             os.eventfd_write(doorbell, 1)
 
 

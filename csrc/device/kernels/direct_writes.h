@@ -83,7 +83,7 @@ PYCOLL_DEVICE std::byte* place_of(const Program& program, const Slot& slot, cons
   const auto index = static_cast<std::uint32_t>(&row - program.rows);
   const std::uint8_t use = program.uses[index * plan::kSendMax + thread() - plan::kRecvMax];
   // Whole packs only: a slot has space behind a segment, an output has other data there.
-  if (use >= plan::kOfferedUses || bytes == 0 || bytes % kPackBytes != 0) return slot.data;
+  if (use >= plan::kWindowUses || bytes == 0 || bytes % kPackBytes != 0) return slot.data;
   if (load_acquire(&offer->begun) != load(&slot.port->begun)) return slot.data;
   const std::uint64_t begin = place.direct_write + skip;
   const bool fits = begin + bytes <= load(&offer->bytes);

@@ -1,22 +1,22 @@
-// The layout of a rank's shared segment. Each rank owns one segment, which it alone writes and its
-// peers map read-only:
+// The layout of a rank's shared file. Each rank owns one, which it alone writes and its peers map
+// read-only:
 //
 //   control page   the owner's identity; its sleep epoch; its notices; whether it has closed; the
 //                  core on which it runs; the location of its arena
 //   ack lines      one per peer: the number of segments that the owner has released, the channels
 //                  on which it waits, the peer's arena that it has mapped, its write windows
-//   lanes          one block per peer: headers of the segments that the owner sends to that peer on
-//                  all channels, and slot buffers for their payloads
+//   peer blocks    one per peer: headers of the segments that the owner sends to that peer on all
+//                  channels, and slot buffers for their payloads
 //
 // A header states where its payload is:
-//   - in the slot buffer of its own lane;
-//   - in a slot buffer of another lane of the owner, if several peers read the same payload;
+//   - in the slot buffer of its own peer block;
+//   - in a slot buffer of another peer block of the owner, if several peers read the same payload;
 //   - exposed: in the arena of the owner's process (shm_arena.h), for a zero-copy read;
-//   - placed: in the arena of the receiver's process, where a direct write has put it.
+//   - written directly: in the arena of the receiver's process, in its write window.
 //
-// The file is sparse: a lane without traffic uses address space but no memory. Shared words are 64
-// bits wide and are accessed through the functions below only; counters never decrease. Words with
-// different readers are 128 bytes apart, because processors fetch cache lines in pairs.
+// The file is sparse: a peer block without traffic uses address space but no memory. Shared words
+// are 64 bits wide and are accessed through the functions below only; counters never decrease.
+// Words with different readers are 128 bytes apart, because processors fetch cache lines in pairs.
 #pragma once
 
 #include "base/bytes.h"
@@ -34,7 +34,7 @@ inline constexpr std::uint32_t kNoticePlaces = 4;
 
 struct alignas(kLinePair) Identity {
   std::uint64_t magic;
-  std::uint64_t segment_bytes;
+  std::uint64_t file_bytes;
   std::int32_t rank;
   std::int32_t size;
   std::uint32_t barriers_when_arming;  // 1: the owner's arm() makes all processors execute a fence
@@ -83,7 +83,7 @@ static_assert(sizeof(Control) == kPage);
 
 // The write window that the owner offers to the peer on one channel. It lies in the owner's arena.
 // `sequence` is 0 while the other words change. If `uses` is 0 the words below it have no meaning.
-struct alignas(kLinePair) OfferLine {
+struct alignas(kLinePair) WindowLine {
   std::uint64_t sequence;
   std::uint64_t agreement;
   std::uint64_t uses;
@@ -98,14 +98,14 @@ struct alignas(kLinePair) AckLine {
   // no free slot, or exposed memory is still being read.
   std::uint64_t starved;
   std::uint64_t arena;  // generation of the peer's arena that the owner has mapped
-  OfferLine offers[kChannelsMax];
+  WindowLine windows[kChannelsMax];
 };
 
 // A segment's header, followed by its payload or the payload's location. A payload of up to
 // kInlineBytes follows the header, so that one cache line, or one pair of lines that processors
 // fetch together, moves the whole segment between cores. For a longer payload `payload` holds an
-// offset of 8 bytes: from the start of the owner's segment, or, with kZeroCopyBit, from the start
-// of its arena. With kPlacedBit the payload is in the receiver's write window.
+// offset of 8 bytes: from the start of the owner's file, or, with kZeroCopyBit, from the start of
+// its arena. With kDirectWriteBit the payload is in the receiver's write window.
 struct alignas(kLinePair) SlotLine {
   std::uint64_t stamp;  // this slot holds segment number stamp - 1 of the channel
   SegmentHeader header;
@@ -114,7 +114,7 @@ struct alignas(kLinePair) SlotLine {
 inline constexpr std::size_t kInlineBytes = sizeof(SlotLine::payload);
 inline constexpr std::size_t kFirstLineBytes = 32;  // payload bytes in the line of the header
 inline constexpr std::uint64_t kZeroCopyBit = std::uint64_t{1} << 63;
-inline constexpr std::uint64_t kPlacedBit = std::uint64_t{1} << 62;
+inline constexpr std::uint64_t kDirectWriteBit = std::uint64_t{1} << 62;
 static_assert(offsetof(SlotLine, payload) + kFirstLineBytes == kLinePair / 2 &&
               sizeof(SlotLine) == kLinePair);
 
@@ -122,30 +122,31 @@ static_assert(offsetof(SlotLine, payload) + kFirstLineBytes == kLinePair / 2 &&
 // few sets of the first-level cache.
 inline constexpr std::size_t kPayloadStride = kSegmentBytesMax + kLinePair;
 
-// All slot lines of a lane are adjacent, so that small segments of all channels share one page.
-inline constexpr std::size_t kLaneLines = kChannelsMax * kChannelDepth * sizeof(SlotLine);
+// All slot lines of a peer block are adjacent, so that small segments of all channels share one
+// page.
+inline constexpr std::size_t kBlockLines = kChannelsMax * kChannelDepth * sizeof(SlotLine);
 inline constexpr std::size_t kSkews = 31;
-inline constexpr std::size_t kLaneBytes = round_up(
-    kLaneLines + kChannelsMax * kChannelDepth * kPayloadStride + kSkews * kLinePair, kPage);
+inline constexpr std::size_t kBlockBytes = round_up(
+    kBlockLines + kChannelsMax * kChannelDepth * kPayloadStride + kSkews * kLinePair, kPage);
 
 constexpr std::size_t control_bytes(int size) {
   return sizeof(Control) + round_up(static_cast<std::size_t>(size) * sizeof(AckLine), kPage);
 }
-constexpr std::size_t lane_offset(int size, int peer) {
-  return control_bytes(size) + static_cast<std::size_t>(peer) * kLaneBytes;
+constexpr std::size_t block_offset(int size, int peer) {
+  return control_bytes(size) + static_cast<std::size_t>(peer) * kBlockBytes;
 }
-constexpr std::size_t segment_file_bytes(int size) { return lane_offset(size, size); }
+constexpr std::size_t shared_file_bytes(int size) { return block_offset(size, size); }
 
-// The offset of a lane's content. It differs between owners, so that the lines of many owners do
-// not compete for one cache set of a common reader.
-constexpr std::size_t lane_skew(int owner) {
+// The offset of a peer block's content. It differs between owners, so that the lines of many owners
+// do not compete for one cache set of a common reader.
+constexpr std::size_t block_skew(int owner) {
   return static_cast<std::size_t>(owner) % kSkews * kLinePair;
 }
 constexpr std::size_t slot_line_offset(std::uint32_t channel) {
   return channel * kChannelDepth * sizeof(SlotLine);
 }
 constexpr std::size_t payload_offset(std::uint32_t channel) {
-  return kLaneLines + channel * kChannelDepth * kPayloadStride;
+  return kBlockLines + channel * kChannelDepth * kPayloadStride;
 }
 
 // Acquire: later reads of this thread are not reordered before these reads.

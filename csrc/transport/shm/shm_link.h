@@ -50,10 +50,10 @@ class NoticeReader {
   std::uint64_t last_number_ = 0;
 };
 
-// The parts of both segments that a link uses.
+// The parts of both shared files that a link uses.
 struct LinkMemory {
-  Whole<std::byte> own{};  // this rank's segment, writable; owned by the transport
-  Mapping peer;            // the peer's segment
+  Whole<std::byte> own{};  // this rank's file, writable; owned by the transport
+  Mapping peer;            // the peer's file
   AckLine* own_acks = nullptr;
   const AckLine* peer_acks = nullptr;
 };
@@ -95,9 +95,9 @@ class ShmLink final : public Link {
   void use_stores(bool streaming) { options_.streaming = streaming; }
   // The core on which the peer ran last; -1 if it has published none.
   int peer_core() const { return static_cast<int>(load_acquire(peer_control().running.core)) - 1; }
-  // Retains the memory of this rank's write windows for ever, because the
-  // peer may be writing to it.
-  void keep_offered();
+  // Retains the memory of this rank's write windows for ever, because the peer may be writing to
+  // it.
+  void keep_windows();
   int liveness_fd() const { return liveness_.get(); }
 
  private:

@@ -26,7 +26,7 @@ from pycoll.errors import TransportError
 # Numbers of descriptors.
 #: Spare ones for the process itself, which imports modules and opens libraries meanwhile.
 _SPARE = 3
-#: A rank's own: its segment, doorbell, both ends of its lifeline, its local address.
+#: A rank's own: its shared file, doorbell, both ends of its lifeline, its local address.
 _ENDS = 5
 #: A rank's own for sleeping once it has joined, over shared memory or sockets.
 _WAITING = 3
