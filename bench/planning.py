@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from pycoll.gradients.chooser import decide
-from pycoll.gradients.communication_plan import Gradient, Rate, Rates, Stage
+from pycoll.gradients.communication_plan import IN, OUT, Gradient, Rate, Rates, Stage
 from pycoll.gradients.compare import read_gradients
 from pycoll.gradients.policies import Policy
 
@@ -27,7 +27,8 @@ def rates_of(gradients: list[Gradient], ratio: float, servers: bool) -> Rates:
     """Links on which all gradients take ``ratio`` times the backward pass."""
     beta = ratio * gradients[-1].ready_s / sum(one.nbytes for one in gradients)
     half = Rate(5e-5, beta / 2)
-    push_pull = (Stage(Rate(6e-5, 1.1 * beta)),) if servers else ()
+    leg = Rate(3e-5, 1.1 * beta)
+    push_pull = (Stage(leg, (OUT,)), Stage(leg, (IN,), 3e-5)) if servers else ()
     return Rates(Rate(1e-4, beta), half, half, 20e-6, 0.0, 10e-6, push_pull)
 
 

@@ -336,10 +336,11 @@ def rates_text(rates: Sequence[Any]) -> str:
         f"{name} {1e6 * alpha:.0f} us + {1e9 * beta:.3g} ns/B"
         for name, (alpha, beta) in (
             *zip(("all_reduce", "reduce_scatter", "all_gather"), rates[:3], strict=True),
-            *(("to servers and back", stage[0]) for stage in rates[6]),
+            *(("to servers", leg[0]) for leg in rates[6][:1]),
         )
     ]
-    return ", ".join(words) + "."
+    back = [f"back {1e6 * leg[2]:.0f} us later" for leg in rates[6][1:]]
+    return ", ".join([*words, *back]) + "."
 
 
 def long_line(long: dict[str, float], nbytes: int) -> str:

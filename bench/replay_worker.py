@@ -149,7 +149,7 @@ class Rank:
         outcome = simulate(plan, gradients, rates, forward_s)
         halves = rates.reduce_scatter, rates.all_gather
         communication_s = sum(
-            rates.whole(one.architecture).seconds(one.nbytes)
+            rates.busy(one.architecture).seconds(one.nbytes)
             if plan.gathers is None
             else sum(half.seconds(one.nbytes) for half in halves)
             for one in plan.messages

@@ -202,7 +202,11 @@ def _each_its_best(scene: Scene, point: Point) -> Point:
 def _candidates(policy: Policy, scene: Scene) -> tuple[Policy, ...]:
     if policy.name != AUTO:
         return (policy,)
-    staged = any(len(scene.rates.stages(name)) > 1 for name in scene.architectures)
+    staged = any(
+        stage.behind_s is None
+        for name in scene.architectures
+        for stage in scene.rates.stages(name)[1:]
+    )
     if scene.forward_s is None and not staged:
         return MERGING
     nbytes = sum(one.nbytes for one in scene.gradients)
@@ -242,8 +246,8 @@ def _text(
         count = sum(message.architecture == PS for message in comm_plan.messages)
         by = f" by {rates.push_pull_by}" if rates.push_pull_by else ""
         lines.append(
-            f"  a message to servers takes {_rate_text(rates.whole('ps'))}{by}; "
-            f"{count} messages do so"
+            f"  a message to servers takes {_rate_text(rates.busy(PS))} of each link, and "
+            f"{seconds_text(rates.alone_s(PS, 0))} without any bytes{by}; {count} messages do so"
         )
     for name, rate in rates.coded:
         coded = [one.nbytes for one in comm_plan.messages if one.architecture == name]

@@ -127,4 +127,4 @@ def picks(
 
 
 def _seconds(rates: Rates, architecture: str, nbytes: int) -> str:
-    return seconds_text(rates.whole(architecture).seconds(nbytes))
+    return seconds_text(rates.alone_s(architecture, nbytes))

@@ -20,8 +20,9 @@ PLUS = "+"
 #: The only dtype of messages that travel as codes.
 CODED_KIND = "float32"
 
-#: Resources of a worker that messages occupy: its link in both directions, its servers, and the
-#: links inside its host.
+#: Resources that messages occupy. OUT and IN: a leg, which is the link of a worker in one direction
+#: together with the links of the servers in that direction. SERVER: the cores of the servers. HOST:
+#: the links inside a host.
 OUT, IN, SERVER, HOST = "out", "in", "server", "host"
 
 
@@ -101,12 +102,18 @@ class Rate(NamedTuple):
 class Stage(NamedTuple):
     """A task of a message: it occupies ``resources``, one message at a time, for ``rate``.
 
-    A message passes its stages one after the other. Each stage begins when the stage before it has
-    ended and the messages in front have left its resources.
+    A message passes its stages in order, and a stage takes messages in order. It begins when the
+    messages in front have left its resources, and not before the stage in front of it lets it:
+
+    * ``behind_s`` is None: that stage must have ended. It hands over the message as a whole.
+    * ``behind_s`` is a number: that stage hands over segments as they come. This stage begins at
+      least ``behind_s`` seconds after the begin of that one, and ends at least ``behind_s`` seconds
+      after its end. It is the time from the begin of a segment there until it is here.
     """
 
     rate: Rate
     resources: tuple[str, ...] = (OUT, IN)
+    behind_s: float | None = None
 
 
 class Rates(NamedTuple):
@@ -159,10 +166,16 @@ class Rates(NamedTuple):
             return self.push_pull
         return (Stage(self.all_reduce if architecture == A2A else dict(self.coded)[architecture]),)
 
-    def whole(self, architecture: str) -> Rate:
-        """The time of one message without any other, all of its stages together."""
-        rates = [stage.rate for stage in self.stages(architecture)]
-        return Rate(*map(sum, zip(*rates, strict=True)))
+    def alone_s(self, architecture: str, nbytes: int) -> float:
+        """The time of one message alone, from its begin to the end of its last stage."""
+        begin_s = end_s = 0.0
+        for number, (rate, _, behind_s) in enumerate(self.stages(architecture)):
+            if number == 0 or behind_s is None:
+                begin_s, end_s = end_s, end_s + rate.seconds(nbytes)
+            else:
+                begin_s += behind_s
+                end_s = max(begin_s + rate.seconds(nbytes), end_s + behind_s)
+        return end_s
 
     def busy(self, architecture: str) -> Rate:
         """The time of the longest stage: the distance of the ends of many such messages."""

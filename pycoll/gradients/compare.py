@@ -5,9 +5,14 @@ link of a host carries B bytes/s each way. A message of n bytes takes:
 
     inside a host      2 (G-1)/G n at the rate of a rank, while the rest is between hosts
     a2a                2 (H-1)/H n/B, and 2 log2(H) latencies
-    ps, S >= H         n/B, and 2 latencies: push and pull run at the same time
+    ps, S >= H         n/B: servers own the sums
     ps, mixed, S < H   2H (H-1) / (H^2 + SH - 2S) n/B: the workers own a part of the sums as well
-    ps, no servers     2 (H-1)/H n/B, and 2 latencies: every host is the server of a share
+    ps, no servers     2 (H-1)/H n/B: every host is the server of a share
+
+A message by ps has three stages: the links to the servers, the servers' cores, and the links back.
+Each link carries the n/B above. A core takes a constant for each message, and a time for each byte
+that it combines. Segments pass on as they come, a latency later. So a message alone takes n/B and 2
+latencies, and messages that follow each other take n/B each.
 
 Every message also takes what the ranks need to agree on it, where a system negotiates each message.
 ``coded_rates`` has the formulas of messages that travel as codes.
@@ -25,7 +30,9 @@ from typing import NamedTuple
 from pycoll.compress import Codec
 from pycoll.cost import codec_rates as core_rates
 from pycoll.cost.codec_rates import CodecRate
+from pycoll.cost.model import LINKS
 from pycoll.cost.selection import bytes_text, seconds_text
+from pycoll.cost.served_work import served_work
 from pycoll.errors import InvalidArgumentError
 from pycoll.gradients.chooser import decide
 from pycoll.gradients.codec_choice import labelled
@@ -34,8 +41,11 @@ from pycoll.gradients.communication_plan import (
     A2A,
     ARCHITECTURES,
     CODED_KIND,
+    IN,
+    OUT,
     PLUS,
     PS,
+    SERVER,
     Gradient,
     Rate,
     Rates,
@@ -51,6 +61,10 @@ from pycoll.gradients.policies import Policy
 EQUAL = 0.005
 
 
+#: The time of a server's core, as of pycoll: what it needs to begin an operation, and to add.
+SERVING = Rate(50e-6, LINKS["tcp"].gamma)
+
+
 class Network(NamedTuple):
     """The links of a cluster, and what a step takes apart from its passes.
 
@@ -58,7 +72,9 @@ class Network(NamedTuple):
     link of a host, each way. ``local_alpha_s``, ``local_bandwidth``: the same for a rank inside its
     host. ``agree_s``: seconds in which ranks agree on one message; 0 for pycoll, whose ranks have
     agreed before. ``optimizer``: the time of the optimizer's step by bytes of gradients.
-    ``codecs``: the rates of codecs on a core.
+    ``codecs``: the rates of codecs on a core. ``serving``: the time of a server's core for a
+    message, by the bytes that it combines; the constant is what a server needs to begin an
+    operation.
 
     >>> pycoll.optim.Network(alpha_s=20e-6, bandwidth=1.1e9).local_bandwidth
     10000000000.0
@@ -71,6 +87,7 @@ class Network(NamedTuple):
     agree_s: float = 0.0
     optimizer: Rate = Rate(0.0, 0.0)
     codecs: tuple[CodecRate, ...] = core_rates.BUILT_IN
+    serving: Rate = SERVING
 
 
 #: The codec of a row whose messages each choose one, or none.
@@ -157,20 +174,15 @@ def rates_of(network: Network, hosts: int, per_host: int, servers: int = 0) -> R
     start_s = network.agree_s + inside_s
     ring = Rate(start_s + rounds * network.alpha_s, max(inside, shared))
     half = Rate(network.agree_s + (ring.alpha - network.agree_s) / 2, ring.beta / 2)
-    by_servers = _served(hosts, servers) / network.bandwidth if servers else shared
-    hops_s = 2 * network.alpha_s if hosts > 1 or servers else 0.0
-    served = Rate(start_s + hops_s, max(inside, by_servers))
-    return Rates(ring, half, half, push_pull=(Stage(served),), optimizer=network.optimizer)
-
-
-def _served(hosts: int, servers: int) -> float:
-    """The n/B of a message through servers; fewer than the hosts share the sums with the workers.
-
-    The latter is BytePS's optimal split (Jiang et al. 2020).
-    """
-    if servers >= hosts:
-        return 1.0
-    return 2 * hosts * (hosts - 1) / (hosts**2 + servers * hosts - 2 * servers)
+    work = served_work(hosts, servers)
+    leg = max(inside, work.carried / network.bandwidth)
+    hop_s = network.alpha_s if hosts > 1 or servers else 0.0
+    served = (
+        Stage(Rate(start_s, leg), (OUT,)),
+        Stage(Rate(network.serving.alpha, network.serving.beta * work.combined), (SERVER,), hop_s),
+        Stage(Rate(0.0, leg), (IN,), hop_s),
+    )
+    return Rates(ring, half, half, push_pull=served, optimizer=network.optimizer)
 
 
 def compare(
@@ -224,7 +236,7 @@ def compare(
     def add(name: str, rates: Rates, architecture: str, count: int, codec: str) -> None:
         found = decide(Policy(METHODS[name].policy), gradients, rates, forward_s, architecture)
         messages = found.comm_plan.messages
-        took_s = sum(rates.whole(one.architecture).seconds(one.nbytes) for one in messages)
+        took_s = sum(rates.busy(one.architecture).seconds(one.nbytes) for one in messages)
         exposed_s = max(0.0, found.exposed_s)
         hidden = 1 - min(1.0, exposed_s / took_s) if took_s > 0 else 1.0
         step_s = computing_s + found.exposed_s

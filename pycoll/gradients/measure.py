@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import statistics
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,7 +15,7 @@ import numpy as np
 from pycoll.arrays.registry import empty
 from pycoll.arrays.rows import shares
 from pycoll.compress import Codec, Feedback
-from pycoll.gradients.communication_plan import Rate, Rates, Stage
+from pycoll.gradients.communication_plan import IN, OUT, Rate, Rates, Stage
 
 #: The message lengths that are timed, in bytes, and the number of timed runs of each.
 LENGTHS = (4 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 8 << 20)
@@ -40,6 +43,11 @@ OVERLAP_MESSAGES = 8
 OVERLAP_REPEATS = 3
 #: Messages that would take more than this many seconds are not measured.
 PATIENCE_S = 0.15
+#: Messages to servers that are under way together. They need as much memory as there is for turns.
+UNDER_WAY = 8
+
+#: The legs of a message to servers.
+_Legs = tuple[Stage, Stage]
 
 
 def measure(
@@ -51,8 +59,8 @@ def measure(
 ) -> Rates:
     """Measure all_reduce, reduce_scatter and all_gather on ``comm`` while a thread computes.
 
-    ``push_pull_by``: algorithms of the architecture "ps", to be measured as well. The fastest one
-    for long messages gives the rates.
+    ``push_pull_by``: algorithms of the architecture "ps", to be measured as well, one message at a
+    time and several under way together. The fastest one for long messages gives the rates.
     ``accelerated``: whether a device computes, so that messages take nothing from computing.
     ``codecs``: pairs of an architecture and a codec, to be measured as well, with feedback.
 
@@ -66,10 +74,6 @@ def measure(
 
     def all_reduce(part: Any) -> Callable[[], Any]:
         return lambda: comm.all_reduce(part, out=part, deterministic=deterministic)
-
-    def push_pull(algorithm: str) -> Callable[[Any], Callable[[], Any]]:
-        words = {"algorithm": algorithm, "deterministic": deterministic}
-        return lambda part: lambda: comm.all_reduce(part, out=part, **words)
 
     def reduce_scatter(part: Any) -> Callable[[], Any]:
         mine = np.empty(shares(len(part), comm.size)[comm.rank], np.float32)
@@ -86,15 +90,16 @@ def measure(
         return rate._replace(alpha=max(rate.alpha, start_s))
 
     rate = _rate(comm, memory, all_reduce)
-    served = {name: _rate(comm, memory, push_pull(name)) for name in push_pull_by}
-    best = min(served, key=lambda name: served[name].seconds(LENGTHS[-1]), default="")
+    served = {name: _legs(comm, memory, name, deterministic) for name in push_pull_by}
+    best = min(served, key=lambda name: served[name][0].rate.seconds(LENGTHS[-1]), default="")
+    legs = tuple(leg._replace(rate=overlapped(leg.rate)) for leg in served.get(best, ()))
     return Rates(
         overlapped(rate),
         overlapped(_rate(comm, memory, reduce_scatter)),
         overlapped(_rate(comm, memory, all_gather)),
         0.0 if accelerated else _host_s(comm, memory, deterministic),
         0.0 if accelerated else _slowed(comm, memory, rate, deterministic),
-        push_pull=(Stage(overlapped(served[best])),) if best else (),
+        push_pull=legs,
         push_pull_by=best,
         holding=() if accelerated else held_up(codecs),
         coded=tuple((name, overlapped(_coded_rate(comm, codec))) for name, codec in codecs),
@@ -119,7 +124,36 @@ def _coded_rate(comm: Any, codec: Codec) -> Rate:
     return _rate(comm, memory, coded)
 
 
+def _legs(comm: Any, memory: Any, algorithm: str, deterministic: bool | None) -> _Legs:
+    """The legs of a message to servers, to them and back.
+
+    Many messages under way together end one leg apart, so their mean time is the rate of a leg. A
+    message alone takes longer by the time in which its first segment comes back.
+    """
+    words = {"algorithm": algorithm, "deterministic": deterministic, "async_op": True}
+
+    def start(part: Any) -> Callable[[], Any]:
+        return lambda: comm.all_reduce(part, out=part, **words)
+
+    lengths, each_s = _times(comm, memory, start, UNDER_WAY)
+    _, alone_s = _times(comm, memory, start, 1)
+    later_s = [one - each for one, each in zip(alone_s, each_s, strict=False)]
+    rate = fitted(lengths, each_s)
+    return Stage(rate, (OUT,)), Stage(rate, (IN,), max(0.0, statistics.median(later_s)))
+
+
 def _rate(comm: Any, memory: Any, make: Callable[[Any], Callable[[], Any]]) -> Rate:
+    return fitted(*_times(comm, memory, make))
+
+
+def _times(
+    comm: Any, memory: Any, make: Callable[[Any], Callable[[], Any]], under_way: int = 0
+) -> tuple[list[int], list[float]]:
+    """The lengths of messages and the seconds of each, among many.
+
+    ``make``: makes a call for a part of ``memory``. ``under_way``: 0 where the call returns at the
+    end of its message; otherwise it returns a Work, and so many are under way at a time.
+    """
     lengths: list[int] = []
     seconds: list[float] = []
     for nbytes in LENGTHS:
@@ -127,11 +161,22 @@ def _rate(comm: Any, memory: Any, make: Callable[[Any], Callable[[], Any]]) -> R
         if seconds and seconds[-1] * nbytes / lengths[-1] > PATIENCE_S:
             break
         lengths.append(nbytes)
-        seconds.append(_seconds(comm, _in_turns(memory, nbytes // 4, make)))
+        works: deque[Any] = deque()
+        call = _in_turns(memory, nbytes // 4, make)
+        if under_way:
+            call = partial(_start, call, works, under_way)
+        seconds.append(_seconds(comm, call, works))
     # A short message takes no longer than a long one, unless something else held it up.
     for place in reversed(range(len(seconds) - 1)):
         seconds[place] = min(seconds[place : place + 2])
-    return fitted(lengths, seconds)
+    return lengths, seconds
+
+
+def _start(call: Callable[[], Any], works: deque[Any], under_way: int) -> None:
+    """Start a message, and wait for the oldest one if so many are under way."""
+    works.append(call())
+    if len(works) >= under_way:
+        works.popleft().wait()
 
 
 def _in_turns(
@@ -252,15 +297,22 @@ def _host_s(comm: Any, memory: Any, deterministic: bool | None) -> float:
     return _middle(comm, [max(0.0, float(np.median(found[1:])))])
 
 
-def _seconds(comm: Any, call: Callable[[], Any]) -> float:
+def _seconds(comm: Any, call: Callable[[], Any], works: deque[Any] | None = None) -> float:
     """The seconds of a call among many, on the rank where that is longest.
 
     It is a mean, since over a link most calls may return early and few wait for all bytes in front
-    of them. Of the batches the median counts.
+    of them. Of the batches the median counts. ``works``: the messages that calls leave under way; a
+    batch ends with the last of them.
     """
 
+    def run(count: int) -> None:
+        for _ in range(count):
+            call()
+        while works:
+            works.popleft().wait()
+
     def batch(count: int) -> float:
-        return _took(lambda: [call() for _ in range(count)]) / count
+        return _took(lambda: run(count)) / count
 
     # The first call includes one-time preparation and does not count.
     batch(1)

@@ -7,12 +7,21 @@
 The computing thread starts a message when the backward pass has produced all of it and all messages
 in front of it have been started; this holds the backward pass up (h). The message then passes its
 stages. Each stage occupies resources and begins when these are free: a message of an all_reduce
-occupies the link in both directions. A message to servers may occupy the link out, then the
-servers, then the link in, while its neighbours occupy the others. Computing is slower during a
-message, where both share cores or memory. A layer of the next forward pass starts when the layer
-before it has ended, its gradient is reduced, and its parameter has stepped. Where the optimizer
-steps once for all parameters, it does so when all gradients are reduced, and the forward pass
-follows. A message of ``Rates.holding`` stops the computing thread until its end.
+occupies the link in both directions. A message to servers has two legs, to the servers and back:
+
+    link out           |==m1==|==m2==|
+    servers' cores       |-m1-| |-m2-|
+    link in                |==m1==|==m2==|
+
+Its segments come back while others of it still go out, and it leaves each resource to the message
+behind it. Where servers need whole parts, a stage begins when the one before it has ended
+(``Stage.behind_s``).
+
+Computing is slower during a message, where both share cores or memory. A layer of the next forward
+pass starts when the layer before it has ended, its gradient is reduced, and its parameter has
+stepped. Where the optimizer steps once for all parameters, it does so when all gradients are
+reduced, and the forward pass follows. A message of ``Rates.holding`` stops the computing thread
+until its end.
 """
 
 from __future__ import annotations
@@ -177,18 +186,26 @@ def _ends(
             thread.work(alone_s + host_s)
         elif host_s:
             thread.work(host_s)
-        first, at = None, thread.now_s
-        for alpha, beta, resources in ways:
-            for resource in resources:
-                at = free[resource] if free[resource] > at else at
+        first, begin, end = None, thread.now_s, thread.now_s
+        for alpha, beta, resource, others, behind_s in ways:
+            least = 0.0
+            if behind_s is None:
+                begin = end
+            else:
+                # The first and the last segment come so long after the stage in front has had them.
+                begin, least = begin + behind_s, end + behind_s
+            begin = free[resource] if free[resource] > begin else begin
+            for other in others:
+                begin = free[other] if free[other] > begin else begin
             if first is None:
-                first = at
-            at += alpha + beta * nbytes
-            for resource in resources:
-                free[resource] = at
+                first = begin
+            end = begin + alpha + beta * nbytes
+            end = free[resource] = least if least > end else end
+            for other in others:
+                free[other] = end
         if slows and first is not None:
-            thread.overlapped(first, at)
-        return at
+            thread.overlapped(first, end)
+        return end
 
     for ready_s, nbytes, architecture, _ in transfers:
         ends.append(sent(ready_s, nbytes, stages[architecture]))
@@ -201,11 +218,15 @@ def _ends(
     return ends
 
 
-#: A stage as plain numbers: alpha, beta, and the places of its resources in _RESOURCES.
-_Way = tuple[float, float, tuple[int, ...]]
+#: A stage as plain numbers: alpha, beta, the place of its first resource in _RESOURCES, those of
+#: the others, and behind_s.
+_Way = tuple[float, float, int, tuple[int, ...], float | None]
 
 
 def _ways(stages: Sequence[Stage]) -> tuple[_Way, ...]:
-    return tuple(
-        (*stage.rate, tuple(_RESOURCES.index(one) for one in stage.resources)) for stage in stages
-    )
+    found: list[_Way] = []
+    for stage in stages:
+        first, *others = (_RESOURCES.index(one) for one in stage.resources)
+        # The first stage is behind none.
+        found.append((*stage.rate, first, tuple(others), stage.behind_s if found else None))
+    return tuple(found)

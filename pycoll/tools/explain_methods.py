@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from pycoll.errors import InvalidArgumentError
-from pycoll.gradients.compare import Network, compare, read_gradients
+from pycoll.gradients.compare import SERVING, Network, compare, read_gradients
 from pycoll.tools.codec_words import codec_of
 from pycoll.tools.explain import Question
 
@@ -28,6 +28,7 @@ def methods_text(question: Question, path: Path) -> str:
         links.inside.alpha,
         1 / links.inside.beta,
         codecs=links.codecs,
+        serving=SERVING._replace(beta=links.across.gamma),
     )
     per_host = question.local_size or 1
     counts = [0, question.servers or question.hosts]

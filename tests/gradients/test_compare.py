@@ -10,11 +10,14 @@ from click.testing import CliRunner
 
 from pycoll.compress import BF16, Block, Codec, PowerSGD, RandomK, TopK
 from pycoll.cost.codec_rates import CodecRate
+from pycoll.cost.served_work import served_work
 from pycoll.errors import InvalidArgumentError
 from pycoll.gradients.coded_rates import coded_rate
 from pycoll.gradients.communication_plan import Gradient, Rate
 from pycoll.gradients.compare import Comparison, Network, compare, rates_of, read_gradients
 from pycoll.gradients.methods import METHODS
+from pycoll.gradients.policies import Policy, comm_plan_of
+from pycoll.gradients.simulate import simulate
 from pycoll.tools.cli import main
 
 CABLE = Network(alpha_s=50e-6, bandwidth=1e9, local_alpha_s=1e-6, local_bandwidth=8e9)
@@ -26,17 +29,34 @@ def test_rates_are_those_of_the_formulas() -> None:
 
     Fewer servers share the sums with the workers: 24 / (16 + 2 S) D/B.
     """
-    seconds = {count: rates_of(CABLE, 4, 1, count).whole("ps") for count in (0, 1, 2, 4, 8)}
+    served = {count: rates_of(CABLE, 4, 1, count) for count in (0, 1, 2, 4, 8)}
+    shares = {0: 1.5, 1: 24 / 18, 2: 1.2, 4: 1.0, 8: 1.0}
     assert rates_of(CABLE, 4, 1).all_reduce == pytest.approx((4 * 50e-6, 1.5e-9))
-    assert {count: rate.beta for count, rate in seconds.items()} == pytest.approx(
-        {0: 1.5e-9, 1: 24e-9 / 18, 2: 1.2e-9, 4: 1e-9, 8: 1e-9}
-    )
-    assert all(rate.alpha == pytest.approx(100e-6) for rate in seconds.values())
+    for count, rates in served.items():
+        assert rates.busy("ps").beta == pytest.approx(shares[count] * 1e-9)
+        alone_s = rates.alone_s("ps", 1 << 20)
+        assert alone_s == pytest.approx(100e-6 + shares[count] * 1e-9 * (1 << 20)), count
+        begins = rates.alone_s("ps", 0)
+        assert begins == pytest.approx(100e-6 + CABLE.serving.alpha), "two hops and a server"
     inside = rates_of(CABLE, 1, 4)
     assert inside.all_reduce == pytest.approx((6e-6, 1.5 / 8e9))
     both = rates_of(CABLE._replace(agree_s=1e-3), 4, 4, 4)
     assert both.all_reduce.alpha == pytest.approx(1e-3 + 6e-6 + 200e-6)
-    assert both.whole("ps").alpha == pytest.approx(1e-3 + 6e-6 + 100e-6)
+    assert both.alone_s("ps", 0) == pytest.approx(1e-3 + 6e-6 + 100e-6)
+
+
+def test_a_slow_core_of_a_server_is_the_limit() -> None:
+    slow = CABLE._replace(serving=Rate(2e-3, 1e-6))
+    legs = rates_of(slow, 8, 1, 8).push_pull
+    assert [stage.resources for stage in legs] == [("out",), ("server",), ("in",)]
+    assert legs[1].rate == pytest.approx((2e-3, 1e-6)) and legs[1].behind_s == 50e-6
+    combined = served_work(8, 2).combined
+    assert rates_of(slow, 8, 1, 2).push_pull[1].rate.beta == pytest.approx(combined * 1e-6)
+    assert 1 < combined < 4, "the workers combine a share, which 2 servers alone would not leave"
+    messages = [Gradient(64, 0.0)] * 10
+    plan = comm_plan_of(Policy("wfbp"), messages, rates := rates_of(slow, 8, 1, 8), "ps")
+    expected_s = 10 * (2e-3 + 64e-6) + 100e-6
+    assert simulate(plan, messages, rates).exposed_s == pytest.approx(expected_s, rel=1e-3)
 
 
 def test_servers_win_where_the_link_is_the_limit() -> None:

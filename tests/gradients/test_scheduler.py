@@ -518,4 +518,9 @@ def test_rates_are_alike_on_all_ranks() -> None:
     served, other = world_in_threads(2).run(lambda comm: measure(comm, push_pull_by=("direct",)))
     assert served == other and served.architectures == ("a2a", "ps")
     assert served.push_pull_by == "direct"
-    assert served.whole("ps") == served.busy("ps") > (0.0, 0.0)
+    out, back = served.push_pull
+    assert (out.resources, back.resources) == (("out",), ("in",)) and out.rate == back.rate
+    assert out.behind_s is None and back.behind_s is not None and back.behind_s >= 0
+    assert served.busy("ps") == out.rate > (0.0, 0.0)
+    alone_s = served.alone_s("ps", 1 << 20)
+    assert alone_s == out.rate.seconds(1 << 20) + back.behind_s

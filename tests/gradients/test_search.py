@@ -33,7 +33,10 @@ COUNTS = {1: 100, 2: 250, 3: 364, 4: 250, 5: 30, 6: 6}
 
 
 class Case:
-    """A random step: gradients, rates with servers of one or three stages, and a forward pass."""
+    """A random step: gradients, rates with servers, and a forward pass.
+
+    A message to servers has one stage; or three, which take it whole or segment by segment.
+    """
 
     def __init__(self, seed: int, count: int) -> None:
         dice = random.Random(seed)
@@ -70,7 +73,8 @@ class Case:
         if dice.random() < 0.5:
             return (Stage(Rate(alpha, whole.beta * share)),)
         one = Rate(alpha / 3, whole.beta * share * 0.8)
-        return (Stage(one, (OUT,)), Stage(one, (SERVER,)), Stage(one, (IN,)))
+        behind_s = dice.choice((None, alpha / 2))
+        return tuple(Stage(one, (place,), behind_s) for place in (OUT, SERVER, IN))
 
     def step_s(self, exposed_s: float) -> float:
         return exposed_s + self.gradients[-1].ready_s + sum(self.forward_s or ())
@@ -178,7 +182,7 @@ def test_parts_pass_the_stages_like_a_pipeline() -> None:
     for messages, took_s in ((both, 4.0 + 12.0), (both[::-1], 8.0 + 4.0 + 4.0)):
         comm_plan = plan_of("some", Point(()), gradients, rates)._replace(messages=tuple(messages))
         assert simulate(comm_plan, gradients, rates).exposed_s == took_s
-    assert rates.whole(PS).seconds(GRAIN) == 3.0 and rates.busy(PS).seconds(GRAIN) == 1.0
+    assert rates.alone_s(PS, GRAIN) == 3.0 and rates.busy(PS).seconds(GRAIN) == 1.0
     slow = rates._replace(slowed=0.5)
     later = [*gradients, Gradient(0, 11.0)]
     comm_plan = plan_of("some", Point((Group(0, 1, PS, GRAIN), Group(1, 2))), later, slow)

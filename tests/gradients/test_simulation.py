@@ -1,4 +1,4 @@
-"""The simulation of a step, against the same events by a slow clock."""
+"""The simulation of a step, against the same events by a slow clock and by single segments."""
 
 from __future__ import annotations
 
@@ -6,8 +6,18 @@ import random
 
 import pytest
 
-from pycoll.gradients.communication_plan import CommunicationPlan, Gradient, Rate, Rates
-from pycoll.gradients.points import GRAIN
+from pycoll.gradients.communication_plan import (
+    IN,
+    OUT,
+    PS,
+    SERVER,
+    CommunicationPlan,
+    Gradient,
+    Rate,
+    Rates,
+    Stage,
+)
+from pycoll.gradients.points import GRAIN, Group, Point, plan_of
 from pycoll.gradients.policies import POLICIES, Policy, comm_plan_of
 from pycoll.gradients.simulate import simulate
 
@@ -118,6 +128,58 @@ def test_the_simulation_is_that_of_a_slow_clock(
         waiting = simulate(comm_plan, gradients, rates)
         operations = len(comm_plan.messages) + len(comm_plan.gathers or ())
         assert waiting.step_s == max(*waiting.done_s, moments[-1] + operations * host_s)
+
+
+def by_segments(counts: list[int], moments: list[int], took: list[int], hop: int) -> list[int]:
+    """When messages of so many segments are back: every segment passes every leg by itself.
+
+    ``took``: the seconds of a segment on each leg. ``hop``: the seconds between two legs.
+    """
+    free = [0] * len(took)
+    ends = []
+    for count, moment in zip(counts, moments, strict=True):
+        for _ in range(count):
+            at = moment
+            for leg, seconds in enumerate(took):
+                at = free[leg] = max(at + (hop if leg else 0), free[leg]) + seconds
+        ends.append(free[-1])
+    return ends
+
+
+@pytest.mark.parametrize("took", [[1, 1], [1, 1, 1], [1, 2, 2], [1, 1, 3]])
+@pytest.mark.parametrize("hop", [0, 4])
+def test_segments_that_pass_on_as_they_come_are_those_of_single_segments(
+    took: list[int], hop: int
+) -> None:
+    """Legs of a message to servers, none of which is slower than the one behind it."""
+    dice = random.Random(11)
+    stages = tuple(
+        Stage(Rate(0.0, seconds / GRAIN), (place,), float(before + hop))
+        for seconds, before, place in zip(
+            took, [0, *took], (OUT, SERVER, IN)[: len(took)], strict=False
+        )
+    )
+    rates = EXACT._replace(push_pull=stages)
+    for _ in range(50):
+        count = dice.randrange(1, 9)
+        counts = [dice.randrange(1, 9) for _ in range(count)]
+        moments = sorted(dice.randrange(0, 40) for _ in range(count))
+        gradients = [Gradient(GRAIN * n, float(at)) for n, at in zip(counts, moments, strict=True)]
+        found = simulate(comm_plan_of(Policy("wfbp"), gradients, rates, PS), gradients, rates)
+        assert list(found.done_s) == by_segments(counts, moments, took, hop)
+    alone_s = by_segments([5], [0], took, hop)[0]
+    assert rates.alone_s(PS, 5 * GRAIN) == alone_s
+    assert rates.busy(PS).seconds(5 * GRAIN) == 5 * max(took)
+
+
+def test_a_message_of_another_architecture_waits_for_both_legs() -> None:
+    one = Rate(0.0, 1 / GRAIN)
+    rates = EXACT._replace(push_pull=(Stage(one, (OUT,)), Stage(one, (IN,), 3.0)))
+    gradients = [Gradient(4 * GRAIN, 1.0), Gradient(4 * GRAIN, 2.0), Gradient(GRAIN, 3.0)]
+    point = Point((Group(0, 1, PS), Group(1, 2, PS), Group(2, 3)))
+    comm_plan = plan_of("some", point, gradients, rates)
+    # The second one leaves when the first one has; the all_reduce when the second one is back.
+    assert simulate(comm_plan, gradients, rates).done_s == (8.0, 12.0, 15.0)
 
 
 def test_computing_beside_a_message_takes_longer_where_both_share_cores() -> None:

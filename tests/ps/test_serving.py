@@ -472,6 +472,28 @@ except pycoll.PeerLostError as error:
     assert status == 1, text
 
 
+@pytest.mark.parametrize("gone", [0, 1])
+def test_a_worker_that_ends_within_a_step_ends_it_on_the_others(gone: int) -> None:
+    """Nothing hangs, also where worker 0 ends, which announces messages to the servers."""
+    world = World(2, 1)
+    entries = [Entry(str(n), (50_000,)) for n in range(3)]
+
+    def rank(comm: Comm) -> tuple[str, int | None]:
+        scheduler = Scheduler(comm, entries, policy="WFBP-PS")
+        scheduler.begin()
+        scheduler.ready(0)
+        if comm.rank == gone:
+            comm.close()
+        with pytest.raises(pycoll.PycollError) as caught:
+            scheduler.wait()
+        return type(caught.value).__name__, caught.value.rank
+
+    found = world.run(rank)
+    world.close()
+    assert found[gone][0] == "ClosedError"
+    assert found[1 - gone] == ("PeerLostError", gone)
+
+
 def test_servers_import_the_package_of_the_launcher(tmp_path: Path) -> None:
     (tmp_path / "pycoll").mkdir()
     (tmp_path / "pycoll" / "__init__.py").write_text("raise ImportError('of this folder')")
