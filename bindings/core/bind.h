@@ -32,6 +32,7 @@ void bind_memory(py::module_& module);
 void bind_plan(py::module_& module);
 void bind_transports(py::module_& module);
 void bind_communicator(py::module_& module);
+void bind_announced_calls(py::module_& module);
 void bind_native_calls(py::module_& module);
 void bind_kernels(py::module_& module);
 void bind_composed_kernels(py::module_& module);

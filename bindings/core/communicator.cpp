@@ -16,6 +16,7 @@
 #include "bindings/core/gil.h"
 #include "bindings/core/handle.h"
 #include "bindings/core/work.h"
+#include "engine/announced_calls.h"
 
 namespace pycoll::bindings {
 namespace {
@@ -193,7 +194,73 @@ void bind_calls_of(py::class_<CommunicatorHandle, Shared>& type) {
       });
 }
 
+// ---- Collectives in which a parameter server takes part
+
+struct AnnouncedHandle {
+  SharedHandle communicator;
+  engine::AnnouncedCalls calls;
+
+  AnnouncedHandle(SharedHandle shared, int peer, std::uint32_t tag, std::size_t ahead_max)
+      : communicator(std::move(shared)) {
+    calls.peer = peer;
+    calls.tag = tag;
+    calls.ahead_max = ahead_max;
+  }
+
+  void check(const Status& status) const {
+    communicator->note_told(status);
+    if (status.ok() && PyErr_Occurred() == nullptr) return;
+    raise_if_failed(status, "all_reduce", communicator->native->names());
+  }
+};
+
+py::bytes serve_announced(AnnouncedHandle& self) {
+  std::string text;
+  Status status;
+  {
+    const Nanoseconds timeout = self.communicator->timeout();
+    const ReleasedGil release;
+    status = self.communicator->native->serve(self.calls, timeout, signal_raised, &text);
+  }
+  self.check(status);
+  return text;
+}
+
+void begin_announced(AnnouncedHandle& self, const std::string& text, const RequestHandle& handle) {
+  if (handle.user_op != nullptr) {
+    throw py::value_error("request has a function of this program, which announced calls lack");
+  }
+  executor::CollectiveRequest request = handle.request;
+  const Nanoseconds timeout = self.communicator->timeout();
+  const ReleasedGil release;
+  self.communicator->native->begin(self.calls, text, std::move(request), timeout);
+}
+
+void finish_announced(AnnouncedHandle& self) {
+  Status status;
+  {
+    const ReleasedGil release;
+    status = self.communicator->native->finish(self.calls, signal_raised);
+  }
+  self.check(status);
+}
+
 }  // namespace
+
+void bind_announced_calls(py::module_& module) {
+  py::class_<AnnouncedHandle>(module, "AnnouncedCalls",
+                              "Collectives that another rank announces by messages, and in which "
+                              "this rank takes part without an array. One thread at a time.")
+      .def(py::init<SharedHandle, int, std::uint32_t, std::size_t>(), py::arg("communicator"),
+           py::arg("peer"), py::arg("tag"), py::arg("ahead_max"))
+      .def_property_readonly("begun", [](const AnnouncedHandle& self) { return self.calls.begun; })
+      .def("serve", &serve_announced,
+           "Begin known collectives as they are announced. Return the bytes of the first "
+           "announcement that is not known.")
+      .def("begin", &begin_announced, py::arg("text"), py::arg("request"),
+           "Begin the collective that these bytes have announced; they are known from now on.")
+      .def("finish", &finish_announced, "Wait until all collectives that have begun have ended.");
+}
 
 void bind_communicator(py::module_& module) {
   using MessageKind = executor::MessageRequest::Kind;

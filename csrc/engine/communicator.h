@@ -17,6 +17,7 @@
 #include <utility>
 
 #include "base/unique_fd.h"
+#include "engine/announced_calls.h"
 #include "engine/engine.h"
 #include "engine/waiting/cpu_balancer.h"
 #include "engine/waiting/gate.h"
@@ -111,6 +112,17 @@ class Communicator {
              const std::shared_ptr<Operation>& operation, Nanoseconds timeout,
              const Interrupted& interrupted);
 
+  // Begins each collective of `calls` as it is announced, and drives all of them. Returns ok when
+  // an announcement has come that `calls` does not know, and stores it in `text`. Returns the error
+  // of a collective or of the communicator, but not kInvalidArgument.
+  Status serve(AnnouncedCalls& calls, Nanoseconds timeout, const Interrupted& interrupted,
+               std::string* text);
+  // Begins the collective that `text` has announced, and makes it known.
+  void begin(AnnouncedCalls& calls, const std::string& text, CollectiveRequest request,
+             Nanoseconds timeout);
+  // Drives all collectives that have begun to their ends; errors as of serve().
+  Status finish(AnnouncedCalls& calls, const Interrupted& interrupted);
+
   // Drives until `operation` is done, then gives its status. kTimeout, with the operation still in
   // progress, if `patience` ends first.
   Status drive(const Operation& operation, Nanoseconds patience, const Interrupted& interrupted);
@@ -164,6 +176,12 @@ class Communicator {
   Status drive_locked(std::unique_lock<Gate>& lock, const Operation& operation,
                       Nanoseconds patience, const Interrupted& interrupted);
   void ask(std::unique_lock<Gate>& lock, Waiter& waiter, const Interrupted& interrupted);
+  Status hear(std::unique_lock<Gate>& lock, const AnnouncedCalls& calls,
+              const Interrupted& interrupted, std::string* text);
+  void begin_announced(AnnouncedCalls& calls, const std::shared_ptr<Call>& call,
+                       Nanoseconds timeout);
+  Status end_oldest(std::unique_lock<Gate>& lock, AnnouncedCalls& calls,
+                    const Interrupted& interrupted);
   Waiter* driver() const;
   WaitStrategy wait_strategy_of(bool background) const;
   Look look(WaitStrategy& strategy);

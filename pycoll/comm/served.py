@@ -3,7 +3,8 @@
 A job of W workers and S servers has two communicators. The *world* joins the workers; programs use
 it. The *base* joins all ranks, and only this module uses it. Worker 0 sends each server a short
 message, the announcement, ahead of each operation on the base. The server reads from it what to
-prepare, and takes part in the operation without an array.
+prepare, and takes part in the operation without an array. Native code knows announcements that have
+come before (csrc/engine/announced_calls.h); it begins their operations without Python.
 
 All workers use the base in the same order, so announcements have the order of the operations. The
 engine compares what each worker passes with what the server was told, as in any collective. Worker
@@ -19,17 +20,17 @@ import contextlib
 import json
 import math
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 
+from pycoll import _core
 from pycoll.algorithms import lookup
 from pycoll.arrays.device_view import DeviceView
 from pycoll.arrays.registry import framework_of
-from pycoll.comm.operations import PS, nothing
-from pycoll.errors import InvalidArgumentError, PeerLostError, PycollError, TimeoutError
+from pycoll.comm.operations import PS
+from pycoll.errors import InvalidArgumentError, PeerLostError, PycollError
 from pycoll.ops import find_reduction
 from pycoll.schedule.collectives import Collective
 from pycoll.types import ITEM_BYTES, ReduceOp
@@ -43,8 +44,6 @@ if TYPE_CHECKING:
 
 #: Workers may run this many operations ahead of the oldest one that a server has not ended.
 AHEAD_MAX = 64
-#: Seconds after which an idle server looks for operations that have failed meanwhile.
-_LOOK_S = 0.25
 _TAG = 0
 _END = b'{"end": true}'
 _DUP = b'{"dup": true}'
@@ -209,7 +208,7 @@ class Served:
         self.base = base
         self.workers = workers
         self._lock = threading.Lock()
-        self._texts: dict[Terms, Any] = {}
+        self._texts: dict[Terms, bytes] = {}
         self._newest: Terms | None = None
         self._closed = False
 
@@ -255,12 +254,13 @@ class Served:
         try:
             try:
                 terms = self._terms(x, op, algorithm, strict)
+                text = self._text_of(terms)
             except Exception as error:
                 # The other ranks wait in this operation, or will; they hear the reason.
                 self._announce(json.dumps({"refused": str(error)}).encode())
                 base._native.refuse(str(error))
                 raise
-            self._announce(self._text_of(terms))
+            self._announce(text)
             # The call takes part in the operation that was announced, or refuses it.
             work: Work[Any] = base.all_reduce(
                 x,
@@ -293,15 +293,15 @@ class Served:
             )
         if algorithm is not None:
             lookup(Collective.ALL_REDUCE, algorithm)
-        terms = Terms(int(view.dtype), word, tuple(view.shape), algorithm, strict)
-        terms.prepare(self.base)
-        self._newest = terms
-        return terms
+        return Terms(int(view.dtype), word, tuple(view.shape), algorithm, strict)
 
-    def _text_of(self, terms: Terms) -> Any:
+    def _text_of(self, terms: Terms) -> bytes:
+        """Return the announcement of terms. Raise for those that no rank can prepare."""
         text = self._texts.get(terms)
         if text is None:
+            terms.prepare(self.base)
             text = self._texts[terms] = json.dumps(terms._asdict()).encode()
+        self._newest = terms
         return text
 
     def _announce(self, text: bytes) -> None:
@@ -385,10 +385,9 @@ class ServerLoop:
     def __init__(self, base: Communicator, workers: int) -> None:
         self.base = base
         self.workers = workers
-        #: The number of operations that it has run.
-        self.served = 0
-        self._known: dict[bytes, Callable[[], Any]] = {_DUP: self._dup, _STORE: self._open_store}
-        self._running: deque[Work[Any]] = deque()
+        #: Native code begins the operations whose announcements it knows.
+        self._calls = _core.AnnouncedCalls(base._native, 0, _TAG, AHEAD_MAX)
+        self._orders: dict[bytes, Callable[[], None]] = {_DUP: self._dup, _STORE: self._open_store}
         #: The loops of duplicates of the world, each with its thread.
         self._others: list[tuple[ServerLoop, threading.Thread]] = []
         #: The threads that serve stores; they may outlive the communicator of all ranks.
@@ -401,16 +400,13 @@ class ServerLoop:
         names the rank that is gone, and the errors of operations that end the communicator.
         """
         try:
-            while (text := self._next()) != _END:
-                begin = self._known.get(text)
-                if begin is None:
-                    begin = self._known[text] = self._read(text)
-                work = begin()
-                if work is not None:
-                    self._running.append(work)
-                    self.served += 1
-            while self._running:
-                self._end(self._running.popleft())
+            while (text := self._calls.serve()) != _END:
+                order = self._orders.get(text)
+                if order is None:
+                    self._begin(text)
+                else:
+                    order()
+            self._calls.finish()
         except PeerLostError:
             # The loss of a rank ends the schedules. Stores go on, and this server with them.
             if not self._stores:
@@ -422,6 +418,11 @@ class ServerLoop:
         for _, thread in self._others:
             thread.join()
         return self.served + sum(loop.served for loop, _ in self._others)
+
+    @property
+    def served(self) -> int:
+        """The number of operations that it has begun."""
+        return self._calls.begun
 
     def _dup(self) -> None:
         """Take part in the duplication of the world, and serve the duplicate in a thread."""
@@ -451,36 +452,11 @@ class ServerLoop:
         except PycollError:
             return
 
-    def _next(self) -> bytes:
-        """Return the next announcement. Meanwhile it looks for operations that have failed."""
-        while True:
-            while self._running and (self._running[0].done() or len(self._running) > AHEAD_MAX):
-                self._end(self._running.popleft())
-            try:
-                found = self.base.probe(0, _TAG, timeout=_LOOK_S)
-            except TimeoutError:
-                continue
-            text = np.empty(found.nbytes, np.uint8)
-            self.base.recv(text, 0, _TAG)
-            return text.tobytes()
-
-    @staticmethod
-    def _end(work: Work[Any]) -> None:
-        # Where a worker refuses its arguments, all ranks go on.
-        with contextlib.suppress(InvalidArgumentError):
-            work.wait()
-
-    def _read(self, text: bytes) -> Callable[[], Any]:
-        """Return a function that begins the announced operation."""
+    def _begin(self, text: bytes) -> None:
+        """Begin the announced operation, and tell native code what such an announcement means."""
         said = json.loads(text)
-        base = self.base
         if "refused" in said:
-            reason = said["refused"]
-            return lambda: base._native.refuse(reason)
+            self.base._native.refuse(said["refused"])
+            return
         terms = Terms(**said)._replace(shape=tuple(said["shape"]))
-        prepared = terms.prepare(base)
-
-        def begin() -> Any:
-            return base._start(prepared, None, None, [terms.elements], True, nothing)
-
-        return begin
+        self._calls.begin(text, terms.prepare(self.base).request([terms.elements]))
