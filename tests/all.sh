@@ -10,8 +10,10 @@ bash tests/packages.sh "$bin/python"
 
 # Builds and clang-tidy use idle processor time only: pip unpacks on one core, and ranks often wait
 # for each other. Each has its own session, so that the trap can end all its processes after a
-# failure. clang-tidy needs the compile commands of the installed build.
-setsid chrt --idle 0 bash tests/cpp/build.sh >build/cpp.log 2>&1 &
+# failure. clang-tidy needs the compile commands of the installed build. The tests under TSan run
+# one after the other beside the Python tests, which leave about half a core.
+setsid bash -euc 'chrt --idle 0 bash tests/cpp/build.sh; JOBS=1 bash tests/cpp/run.sh threads' \
+  >build/cpp.log 2>&1 &
 sanitized=$!
 trap 'kill -- "-$sanitized" "-${linted:-$sanitized}" 2>/dev/null || true' EXIT
 
@@ -25,5 +27,7 @@ bash tests/python.sh "$bin"
 wait "$linted" || { cat build/python.log && exit 1; }
 wait "$sanitized" || { cat build/cpp.log && exit 1; }
 echo "lint and builds of C++: clean"
-bash tests/cpp/run.sh
+sed -n '/^C++ tests/,$p' build/cpp.log
+bash tests/cpp/run.sh installed
+bash tests/cpp/run.sh addresses
 bash tests/fuzz/run.sh

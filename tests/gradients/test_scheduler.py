@@ -9,12 +9,12 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
-from harness import fresh_world, world_in_threads
+from harness import fresh_world, rates_measured_once, world_in_threads
 
 import pycoll
 from pycoll import InvalidArgumentError, MismatchError
@@ -37,6 +37,13 @@ ENTRIES = [
 SMALL = {"bucket_bytes": 9000, "partition_bytes": 4096, "credit_bytes": 8192, "merge_bytes": 600}
 EVERY = [*(Policy(name, **SMALL) for name in POLICIES), Policy("auto")]
 STEPS = TIMED_STEPS + 2
+
+
+@pytest.fixture(autouse=True, scope="module")
+def rates_are_measured_once() -> Generator[None]:
+    """What messages cost decides which messages there are, and never what comes out."""
+    with rates_measured_once({}):
+        yield
 
 
 def gradient(entry: Entry, rank: int, step: int) -> Any:

@@ -7,15 +7,19 @@ test broke is replaced.
 from __future__ import annotations
 
 import atexit
+import contextlib
+import functools
 import os
 import pickle
 import secrets
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, TypeVar
@@ -154,6 +158,85 @@ def free_port() -> int:
         return int(sock.getsockname()[1])
 
 
+class RankProcess:
+    """A process that a template forked. It is no child of this process, so the template tells its
+    end."""
+
+    def __init__(self, template: Template, pid: int) -> None:
+        self._template, self.pid = template, pid
+
+    @property
+    def returncode(self) -> int | None:
+        """The exit code; minus the signal that killed it; None while it runs."""
+        return self._template.ended.get(self.pid)
+
+    def send_signal(self, signum: int) -> None:
+        if self.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signum)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def wait(self, timeout: float) -> int:
+        """The exit code; subprocess.TimeoutExpired if there is none after these seconds."""
+        end = time.monotonic() + timeout
+        while (code := self.returncode) is None:
+            if self._template.hear(end - time.monotonic()) is None:
+                raise subprocess.TimeoutExpired("a rank", timeout)
+        return code
+
+
+class Template:
+    """A process of worker.py that has imported what ranks need, and forks them."""
+
+    def __init__(self, seed: int) -> None:
+        self.ended: dict[int, int | None] = {}
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        environment = {n: v for n, v in os.environ.items() if not n.startswith("PYCOLL_")}
+        paths = [str(ROOT), str(Path(__file__).parent), environment.get("PYTHONPATH", "")]
+        environment |= {
+            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+            "PYTHONHASHSEED": str(seed),
+            "OMP_NUM_THREADS": "1",
+        }
+        with theirs:
+            subprocess.Popen(
+                [sys.executable, "-m", "worker", str(theirs.fileno()), "harness", "pytest"],
+                pass_fds=[theirs.fileno()],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+            )
+
+    def fork(self, *task: Any) -> RankProcess:
+        """A rank that runs the fields of a worker.RankTask."""
+        self._control.send(pickle.dumps(task))
+        while True:
+            heard = self.hear(HANG_S)
+            assert heard is not None, "the template of ranks does not answer"
+            number, code = heard
+            if code is None:
+                return RankProcess(self, number)
+
+    def hear(self, timeout: float) -> tuple[int, int | None] | None:
+        """The next process of which the template tells; None if it tells of none in time."""
+        self._control.settimeout(max(timeout, 1e-3))
+        try:
+            message = self._control.recv(1 << 10)
+        except TimeoutError:
+            return None
+        assert message, "the template of ranks has ended"
+        number, code = pickle.loads(message)
+        self.ended[number] = code
+        return number, code
+
+
+@functools.cache
+def template(seed: int) -> Template:
+    """The template whose ranks have this seed of hashes; it ends with this process."""
+    return Template(seed)
+
+
 class ProcessWorld:
     """``size`` processes that call ``module:function`` with a communicator and ``args``.
 
@@ -175,12 +258,8 @@ class ProcessWorld:
     ) -> None:
         self._folder = tempfile.TemporaryDirectory()
         base = {name: v for name, v in os.environ.items() if not name.startswith("PYCOLL_")}
-        paths = [
-            str(ROOT),
-            str(Path(__file__).parent),
-            str(Path(sys.modules[function.__module__].__file__ or "").parent),
-        ]
-        base["PYTHONPATH"] = os.pathsep.join([*paths, base.get("PYTHONPATH", "")])
+        paths = [str(Path(sys.modules[function.__module__].__file__ or "").parent)]
+        base["PYTHONPATH"] = os.pathsep.join([str(ROOT), base.get("PYTHONPATH", "")])
         base["OMP_NUM_THREADS"] = "1"
         common = {
             "PYCOLL_SIZE": str(size),
@@ -190,37 +269,41 @@ class ProcessWorld:
             "PYCOLL_TIMEOUT_S": str(timeout_s),
             **settings,
         }
-        self.paths = [Path(self._folder.name) / f"{rank}.pickle" for rank in range(size)]
-        task = pickle.dumps((function.__module__, function.__name__, args)).hex()
+        self._paths = [Path(self._folder.name) / f"{rank}.pickle" for rank in range(size)]
+        call = pickle.dumps((function.__module__, function.__name__, args))
         self.processes = [
-            subprocess.Popen(
-                [sys.executable, "-m", "worker", task, str(path)],
-                env={
+            # Neighbours iterate over sets of texts in other orders.
+            template(1 + rank % 2).fork(
+                call,
+                paths,
+                {
                     **base,
                     **common,
                     "PYCOLL_RANK": str(rank),
                     "PYCOLL_TUNING": tuning[rank] if tuning else "off",
                     **({"PYCOLL_HOST_ID": hosts[rank]} if hosts else {}),
                 },
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
+                str(path.with_suffix(".output")),
+                str(path),
             )
-            for rank, path in enumerate(self.paths)
+            for rank, path in enumerate(self._paths)
         ]
 
     def outcomes(self, hang_s: float = HANG_S) -> list[Any]:
         """What each rank gave or raised; an AssertionError with its output if it died."""
         found: list[Any] = []
-        for process, path in zip(self.processes, self.paths, strict=True):
+        for process, path in zip(self.processes, self._paths, strict=True):
             try:
-                output, _ = process.communicate(timeout=hang_s)
+                process.wait(hang_s)
             except subprocess.TimeoutExpired:
                 process.kill()
-                output, _ = process.communicate()
+                process.wait(hang_s)
             if path.exists():
                 found.append(pickle.loads(path.read_bytes()))
             else:
-                found.append(AssertionError(f"status {process.returncode}: {output.decode()}"))
+                output = path.with_suffix(".output")
+                said = output.read_text() if output.exists() else ""
+                found.append(AssertionError(f"status {process.returncode}: {said}"))
         self._folder.cleanup()
         return found
 
@@ -243,3 +326,23 @@ class Counting:
         if name in ("all_reduce", "all_gather"):
             self.calls.append(name)
         return getattr(self.comm, name)
+
+
+@contextlib.contextmanager
+def rates_measured_once(measured: dict[tuple[Any, ...], Any]) -> Generator[None]:
+    """Let the first scheduler that asks measure what messages cost; later ones with as many ranks
+    take its figures, which are kept in ``measured``."""
+    from pycoll.gradients import scheduler
+
+    measure = scheduler.measure
+
+    def remembered(comm: Any, *terms: Any) -> Any:
+        # Every rank takes part in a measurement before any of them has its result.
+        key = (comm.size, comm.servers, *terms)
+        if key not in measured:
+            measured[key] = measure(comm, *terms)
+        return measured[key]
+
+    scheduler.measure = remembered
+    yield
+    scheduler.measure = measure

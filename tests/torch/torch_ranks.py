@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import pickle
 import secrets
 import sys
 import tempfile
@@ -16,41 +17,25 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from harness import free_port
+from harness import free_port, rates_measured_once
 from torch_processes import run_ranks
 
 import pycoll
 import pycoll.torch as hvd
-from pycoll.gradients import scheduler
-from pycoll.gradients.communication_plan import Rates
 
 #: Of the operations in checks.
 TIMEOUT_S = 20.0
+#: What messages cost in worlds of each size, as the first optimizer that asked has measured it.
+_rates: dict[tuple[Any, ...], Any] = {}
 
 
 def checks_of(module: Any) -> list[str]:
     return [name for name in vars(module) if name.startswith("check_")]
 
 
-def _measure_once() -> None:
-    """What messages cost is measured by the first optimizer of a world that asks; the others, of
-    which there are dozens, share its figures, which are alike on all ranks."""
-    measured: dict[tuple[Any, ...], Rates] = {}
-    measure = scheduler.measure
-
-    def remembered(comm: Any, *terms: Any) -> Rates:
-        key = (comm.size, comm.servers, *terms)
-        if key not in measured:
-            measured[key] = measure(comm, *terms)
-        return measured[key]
-
-    scheduler.measure = remembered
-
-
 def run_checks(comm: pycoll.Communicator, module: str, names: list[str]) -> dict[str, str]:
     """One rank: what each check raised, or "" """
     torch.set_num_threads(1)
-    _measure_once()
     # A check that fails on one rank ends on the others before they are waited for in vain.
     comm.timeout_s = TIMEOUT_S
     hvd.init()
@@ -71,9 +56,17 @@ def run_checks(comm: pycoll.Communicator, module: str, names: list[str]) -> dict
 
 
 def run_rank(
-    rank: int, size: int, address: str, secret: str, module: str, names: list[str], folder: str
+    rank: int,
+    size: int,
+    address: str,
+    secret: str,
+    module: str,
+    names: list[str],
+    rates: dict[tuple[Any, ...], Any],
+    folder: str,
 ) -> None:
-    """One rank: joins the others and leaves what its checks raised in a file.
+    """One rank: joins the others and leaves what its checks raised in a file, and ``rates`` in
+    another.
 
     Only checks of where tensors lie have shared memory under them.
     """
@@ -86,8 +79,10 @@ def run_rank(
         timeout_s=TIMEOUT_S,
         shared_arrays=module.endswith("storages_checks"),
     )
-    found = run_checks(comm, module, names)
+    with rates_measured_once(rates):
+        found = run_checks(comm, module, names)
     Path(folder, str(rank)).write_text(json.dumps(found))
+    Path(folder, f"rates of {rank}").write_bytes(pickle.dumps(rates))
     pycoll.finalize()
 
 
@@ -95,9 +90,11 @@ def outcomes_of(size: int, module: Any, names: list[str]) -> dict[str, str]:
     """What failed in each check, by rank; "" where nothing did."""
     address, secret = f"127.0.0.1:{free_port()}", secrets.token_hex(16)
     with tempfile.TemporaryDirectory() as folder:
-        codes = run_ranks(size, run_rank, address, secret, module.__name__, names, folder)
+        words = (address, secret, module.__name__, names, _rates, folder)
+        codes = run_ranks(size, run_rank, *words)
         assert codes == [0] * size, f"the ranks of {module.__name__} ended with {codes}"
         every = [json.loads(Path(folder, str(rank)).read_text()) for rank in range(size)]
+        _rates.update(pickle.loads(Path(folder, "rates of 0").read_bytes()))
     return {
         name: "\n".join(f"rank {r}: {one[name]}" for r, one in enumerate(every) if one[name])
         for name in names
