@@ -125,7 +125,8 @@ py::object recv_any(const Shared& communicator, BufferView& data, std::uint32_t 
                  std::move(options), sender);
 }
 
-// How to wait for a message of which only the tag is known: the function of `native` that does.
+// Waits for a message of unknown length by `wait(found, &status)`, which runs without the GIL.
+// Returns null if none has come, and raises failures.
 template <typename Wait>
 std::shared_ptr<executor::Probed> await_message(const Shared& communicator, std::string_view name,
                                                 const Wait& wait) {

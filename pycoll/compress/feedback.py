@@ -201,7 +201,7 @@ class Feedback:
     def check_free(self) -> None:
         """Begin a call: raise InvalidArgumentError while a Work is still to be waited for.
 
-        What a call before has noted that failed is forgotten.
+        This Feedback forgets what a failed call has noted in it.
         """
         if self._serving is not None and self._serving.is_under_way():
             raise InvalidArgumentError(
