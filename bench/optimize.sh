@@ -9,7 +9,8 @@ build=build/optimized
 
 round() {
   "$bin/pip" install --quiet --no-build-isolation --editable . \
-    --config-settings=build-dir=$build --config-settings=cmake.define.PYCOLL_PROFILE="$1"
+    --config-settings=build-dir=$build --config-settings=cmake.define.PYCOLL_PROFILE="$1" \
+    --config-settings=cmake.define.PYCOLL_CUDA_CACHE="$PWD/build/cubins"
 }
 
 rm -rf $build/profile

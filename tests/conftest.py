@@ -78,6 +78,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: places.get(item.path.name, len(places)))
 
 
+def pytest_collection_finish() -> None:
+    """Take what all tests share from the garbage collector.
+
+    It would look at every object of 8,000 tests and of their imports in each full collection, and
+    many tests ask for one.
+    """
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield

@@ -9,4 +9,5 @@ bin=$1
 # cpp/run.sh uses the libraries of this build.
 "$bin/pip" install --quiet --no-build-isolation --editable . \
   --config-settings=build-dir=build/python --config-settings=cmake.define.PYCOLL_WERROR=ON \
-  --config-settings=cmake.define.PYCOLL_TESTS=ON
+  --config-settings=cmake.define.PYCOLL_TESTS=ON \
+  --config-settings=cmake.define.PYCOLL_CUDA_CACHE="$PWD/build/cubins"

@@ -3,11 +3,14 @@
 # PYCOLL_CUDA: AUTO builds kernels where nvcc is found, ON fails without it, OFF leaves them out.
 set(PYCOLL_CUDA AUTO CACHE STRING "Build the CUDA kernels: AUTO, ON or OFF")
 set_property(CACHE PYCOLL_CUDA PROPERTY STRINGS AUTO ON OFF)
+# Several builds of the same sources share compiled kernels there.
+set(PYCOLL_CUDA_CACHE "" CACHE PATH "Folder that keeps compiled CUDA kernels; empty: none is kept")
 set(PYCOLL_HAVE_CUDA OFF)
 if(PYCOLL_CUDA)
   find_program(PYCOLL_NVCC nvcc HINTS ENV CUDA_HOME ENV CUDA_PATH /usr/local/cuda PATH_SUFFIXES bin)
   if(PYCOLL_NVCC)
     execute_process(COMMAND ${PYCOLL_NVCC} --version OUTPUT_VARIABLE version ERROR_QUIET)
+    string(REGEX MATCH "V[0-9.]+" nvcc_version "${version}")
     string(REGEX MATCH "release ([0-9]+)" found "${version}")
     # The first version that supports sm_100 and C++20 well.
     if(found AND CMAKE_MATCH_1 GREATER_EQUAL 13)
@@ -31,12 +34,13 @@ if(PYCOLL_HAVE_CUDA)
                    all-warnings -I ${CMAKE_CURRENT_SOURCE_DIR})
   # The headers that device code includes. nvcc is slow, and the host's headers change more often.
   set(headers base/bytes.h base/types.h plan/plan.h kernels/codec_formats.h kernels/codecs.h
-              kernels/reduce.h device/kernels/codes/code_blocks.h device/kernels/codes/coding.h)
-  foreach(name arrays direct_writes executor formats local memory memory_cuda pack packing program protocols
-          reductions wire)
+              kernels/cpu/lanes.h kernels/reduce.h device/kernels/codes/code_blocks.h device/kernels/codes/coding.h)
+  foreach(name arrays direct_writes executor formats local memory memory_cuda memory_emulated pack
+          packing program protocols reductions wire)
     list(APPEND headers device/kernels/${name}.h)
   endforeach()
   list(TRANSFORM headers PREPEND ${CMAKE_CURRENT_SOURCE_DIR}/)
+  set(cubin_script ${CMAKE_CURRENT_SOURCE_DIR}/device/kernels/cubin.cmake)
   set(cubins)
   set(PYCOLL_CUDA_REPORTS)
   set(images)
@@ -45,12 +49,13 @@ if(PYCOLL_HAVE_CUDA)
     # tests/device/check_resources.py reads the register counts that ptxas reports.
     set(report ${folder}/sm_${architecture}.txt)
     set(kept ${folder}/sm_${architecture})
-    file(MAKE_DIRECTORY ${kept})
     add_custom_command(
       OUTPUT ${cubin} ${report} ${kept}/kernels.ptx
-      COMMAND ${nvcc_command} -Xptxas -v -cubin -arch=sm_${architecture} ${source} -o ${cubin}
-              --keep --keep-dir ${kept} > ${report} 2>&1 || ( cat ${report} && false )
-      DEPENDS ${source} ${headers}
+      COMMAND ${CMAKE_COMMAND} "-Dnvcc=${nvcc_command}" -Dversion=${nvcc_version}
+              "-Dsources=${source};${headers}" -Darchitecture=sm_${architecture}
+              -Dfolder=${folder} "-Dcache=${PYCOLL_CUDA_CACHE}" -P ${cubin_script}
+      DEPENDS ${source} ${headers} ${cubin_script}
+      VERBATIM
       COMMENT "CUDA kernels for sm_${architecture}")
     list(APPEND cubins ${cubin})
     list(APPEND PYCOLL_CUDA_REPORTS ${report})

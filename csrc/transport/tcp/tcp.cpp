@@ -93,14 +93,19 @@ bool TcpTransport::poll() {
   return look_for_silence() || moved;
 }
 
-// Writes the segments that wait for this poll in the order of their commits, with one call for each
-// run of segments to one peer. A plan that sends to several peers in turns so reaches all of them
-// at the same time, and not one after the other.
+// Writes the segments that wait for this poll in the order of their commits to the peers, with one
+// call on each socket for each run of segments to one peer. A plan that sends to several peers in
+// turns so reaches all of them at the same time, and not one after the other.
 bool TcpTransport::flush_in_turns() {
   bool moved = false;
   for (std::size_t begin = 0, end = 0; begin < turns_.size(); begin = end) {
-    while (end < turns_.size() && turns_[end] == turns_[begin]) ++end;
-    moved |= turns_[begin]->flush_unless_blocked(end - begin);
+    const TcpChannels* peer = turns_[begin].channels;
+    while (end < turns_.size() && turns_[end].channels == peer) ++end;
+    for (TcpStream* stream : peer->streams.all) {
+      std::size_t segments = 0;
+      for (std::size_t turn = begin; turn < end; ++turn) segments += turns_[turn].stream == stream;
+      if (segments != 0) moved |= stream->flush_unless_blocked(segments);
+    }
   }
   turns_.clear();
   return moved;

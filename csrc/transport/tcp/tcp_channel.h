@@ -19,6 +19,7 @@
 
 namespace pycoll::transport {
 
+class TcpChannels;
 class TcpStream;
 
 // The sockets of a link, as its channels see them. The home of a channel is the socket with index
@@ -200,6 +201,12 @@ class TcpRecvChannel final : public RecvChannel {
   std::uint32_t announced_ = 0;
 };
 
+// A segment that waits for the transport's next poll(), in the order of the commits to all peers.
+struct Turn {
+  const TcpChannels* channels;  // of the link to the peer
+  TcpStream* stream;            // one of the link's sockets
+};
+
 // All channels of a link, each created on first use. The link and its streams share them.
 class TcpChannels {
  public:
@@ -212,9 +219,9 @@ class TcpChannels {
   void let_go();
 
   TcpStreams streams;
-  // Where streams note each segment that waits for the next poll(), in the order of the commits to
-  // all peers; nullptr: nowhere. The transport owns and clears the list.
-  std::vector<TcpStream*>* turns = nullptr;
+  // Where streams note each segment that waits for the next poll(); nullptr: nowhere. The transport
+  // owns and clears the list.
+  std::vector<Turn>* turns = nullptr;
 
  private:
   std::array<std::unique_ptr<TcpSendChannel>, kChannelsMax> send_;

@@ -42,7 +42,7 @@ void TcpStream::submit(TcpSendChannel& channel, std::uint32_t segment) {
   if (channel.at(segment).header.bytes < kGatheredBytesMin) {
     (void)flush_unless_blocked();
   } else if (channels_.turns != nullptr) {
-    channels_.turns->push_back(this);
+    channels_.turns->push_back({&channels_, this});
   }
 }
 
