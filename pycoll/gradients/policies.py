@@ -184,14 +184,18 @@ def _filled(gradients: Sequence[Gradient], bucket_bytes: int, like: Group) -> li
 
     ``like``: a group with the other attributes.
     """
+    _, _, architecture, part_bytes = like
     groups: list[Group] = []
     first = total = 0
     for number, gradient in enumerate(gradients):
-        if number > first and total + gradient.nbytes > bucket_bytes:
-            groups.append(like._replace(first=first, stop=number))
+        nbytes = gradient.nbytes
+        if number > first and total + nbytes > bucket_bytes:
+            groups.append(Group(first, number, architecture, part_bytes))
             first, total = number, 0
-        total += gradient.nbytes
-    return [*groups, like._replace(first=first, stop=len(gradients))] if gradients else groups
+        total += nbytes
+    if gradients:
+        groups.append(Group(first, len(gradients), architecture, part_bytes))
+    return groups
 
 
 #: One way to reduce the first gradients: the seconds for which its messages hold up the thread, the

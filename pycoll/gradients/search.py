@@ -26,7 +26,7 @@ from pycoll.gradients.points import (
     messages_of,
     transfer_of,
 )
-from pycoll.gradients.simulate import play
+from pycoll.gradients.simulate import Step, play
 
 #: Simulated messages and gradients of a search, over all of its starts.
 BUDGET = 6_000
@@ -61,6 +61,7 @@ class Scene:
         self.gradients, self.rates, self.forward_s = gradients, rates, forward_s
         self.architectures = architectures
         self.work = 0
+        self._step = Step(gradients, rates, forward_s)
         self._before = [0, *itertools.accumulate(one.nbytes for one in gradients)]
         self._one_kind = len({one.kind for one in gradients}) < 2
         self._transfers: dict[Group, list[Transfer]] = {}
@@ -79,7 +80,7 @@ class Scene:
                 order = by_priority(transfers, self.rates, point.credit_bytes)
                 transfers = [transfers[number] for number in order]
             gathers = gathers_of(point, len(transfers))
-            played = play(transfers, gathers, self.gradients, self.rates, self.forward_s)
+            played = play(transfers, gathers, self._step)
             # To find an order takes longer than to play it.
             self.work += (3 if point.credit_bytes else 1) * len(transfers) + len(self.gradients)
             known = self._known[point] = played.exposed_s
@@ -88,12 +89,13 @@ class Scene:
     def _of(self, group: Group) -> list[Transfer]:
         made = self._transfers.get(group)
         if made is None:
+            first, stop, architecture, part_bytes = group
+            nbytes = self._before[stop] - self._before[first]
             # A group that is no longer than a part is one message.
-            length = max(GRAIN, group.part_bytes // GRAIN * GRAIN)
-            is_whole = not group.part_bytes or self.nbytes(group) <= length
+            is_whole = not part_bytes or nbytes <= max(GRAIN, part_bytes // GRAIN * GRAIN)
             if self._one_kind and is_whole:
-                last_s, numbers = self.gradients[group.stop - 1].ready_s, range(*group[:2])
-                made = [Transfer(last_s, self.nbytes(group), group.architecture, numbers)]
+                last_s = self.gradients[stop - 1].ready_s
+                made = [Transfer(last_s, nbytes, architecture, range(first, stop))]
             else:
                 messages = messages_of(group, self.gradients)
                 made = [transfer_of(message, self.gradients) for message in messages]

@@ -57,52 +57,66 @@ class Outcome(NamedTuple):
     exposed_s: float
 
 
+class Step:
+    """What all simulated steps of the same gradients, rates and forward pass have in common.
+
+    ``forward_s``: the forward time of the layer of each gradient, where each layer waits for its
+    own gradient only. None where the step waits for all gradients.
+    """
+
+    def __init__(
+        self,
+        gradients: Sequence[Gradient],
+        rates: Rates,
+        forward_s: Sequence[float] | None = None,
+    ) -> None:
+        self.rates = rates
+        self.ready_s = [gradient.ready_s for gradient in gradients]
+        self.backward_s = max(self.ready_s, default=0.0)
+        beta = rates.optimizer.beta
+        self.stepping_s = rates.optimizer.seconds(sum(one.nbytes for one in gradients))
+        #: The time of the passes and of the optimizer alone.
+        self.computed_s = self.backward_s + self.stepping_s + sum(forward_s or ())
+        #: The time of each layer of the forward pass, with the step of its parameter.
+        self.layers_s: list[float] | None = None
+        if forward_s is not None:
+            self.layers_s = [
+                rates.await_s + one + beta * gradient.nbytes
+                for one, gradient in zip(forward_s, gradients, strict=True)
+            ]
+        self.whole = {name: _ways(rates.stages(name)) for name in rates.architectures}
+        self.scattered, self.gathered = (
+            _ways((Stage(rate),)) for rate in (rates.reduce_scatter, rates.all_gather)
+        )
+
+
 def simulate(
     comm_plan: CommunicationPlan,
     gradients: Sequence[Gradient],
     rates: Rates,
     forward_s: Sequence[float] | None = None,
 ) -> Outcome:
-    """Simulate one step.
-
-    ``forward_s``: the forward time of the layer of each gradient, where each layer waits for its
-    own gradient only. None where the step waits for all gradients.
-    """
+    """Simulate one step; ``forward_s`` as of ``Step``."""
     transfers = [transfer_of(message, gradients) for message in comm_plan.messages]
-    return play(transfers, comm_plan.gathers, gradients, rates, forward_s)
+    return play(transfers, comm_plan.gathers, Step(gradients, rates, forward_s))
 
 
-def play(
-    transfers: Sequence[Transfer],
-    gathers: Sequence[int] | None,
-    gradients: Sequence[Gradient],
-    rates: Rates,
-    forward_s: Sequence[float] | None = None,
-) -> Outcome:
+def play(transfers: Sequence[Transfer], gathers: Sequence[int] | None, step: Step) -> Outcome:
     """Simulate a step with these transfers, in this order; ``gathers`` as in the plan."""
-    if not gradients:
+    if not step.ready_s:
         return Outcome((), 0.0, 0.0)
-    backward_s = max(gradient.ready_s for gradient in gradients)
-    thread = _Thread(1.0 - rates.slowed)
-    ends = _ends(transfers, gathers, backward_s, rates, thread)
-    done = [gradient.ready_s for gradient in gradients]
+    thread = _Thread(1.0 - step.rates.slowed)
+    ends = _ends(transfers, gathers, step, thread)
+    done = step.ready_s.copy()
     for transfer, end in zip(transfers, ends, strict=True):
         for number in transfer.numbers:
             done[number] = end if end > done[number] else done[number]
-    beta = rates.optimizer.beta
-    nbytes = sum(gradient.nbytes for gradient in gradients)
-    stepping_s = rates.optimizer.seconds(nbytes)
-    computed = backward_s + stepping_s
-    if forward_s is None:
+    if step.layers_s is None:
         thread.wait(max(done))
-        thread.work(stepping_s)
+        thread.work(step.stepping_s)
     else:
-        layers = [rates.await_s + one for one in forward_s]
-        if beta:
-            layers = [one + beta * g.nbytes for one, g in zip(layers, gradients, strict=True)]
-        thread.pass_forward(done, layers)
-        computed += sum(forward_s)
-    return Outcome(tuple(done), thread.now_s, thread.now_s - computed)
+        thread.pass_forward(done, step.layers_s)
+    return Outcome(tuple(done), thread.now_s, thread.now_s - step.computed_s)
 
 
 class _Thread:
@@ -163,58 +177,58 @@ class _Thread:
 
 
 def _ends(
-    transfers: Sequence[Transfer],
-    gathers: Sequence[int] | None,
-    backward_s: float,
-    rates: Rates,
-    thread: _Thread,
+    transfers: Sequence[Transfer], gathers: Sequence[int] | None, step: Step, thread: _Thread
 ) -> list[float]:
     """When each message has been reduced. Leaves ``thread`` at the end of the backward pass."""
-    stages = {name: _ways(rates.stages(name)) for name in rates.architectures}
-    if gathers is not None:
-        stages = dict.fromkeys(stages, _ways((Stage(rates.reduce_scatter),)))
+    rates = step.rates
+    stages = step.whole if gathers is None else dict.fromkeys(step.whole, step.scattered)
     free = [0.0] * len(_RESOURCES)
-    computed, host_s, slows = 0.0, rates.host_s, rates.slowed > 0.0
-    ends = []
-
-    def sent(ready_s: float, nbytes: int, ways: Sequence[_Way]) -> float:
-        """Send the next message and return the end of its last stage."""
-        nonlocal computed
-        alone_s = ready_s - computed
-        if alone_s > 0.0:
+    host_s, slows, holding = rates.host_s, rates.slowed > 0.0, rates.holding
+    # The time of the backward pass that is computed, and the clock of the thread.
+    computed, now = 0.0, thread.now_s
+    ends = [0.0] * len(transfers)
+    sent = [
+        (number, ready_s, nbytes, stages[architecture], architecture in holding)
+        for number, (ready_s, nbytes, architecture, _) in enumerate(transfers)
+    ]
+    for number in gathers or ():
+        sent.append((number, step.backward_s, transfers[number].nbytes, step.gathered, False))
+    for number, ready_s, nbytes, ways, holds in sent:
+        seconds = host_s
+        if ready_s > computed:
+            seconds += ready_s - computed
             computed = ready_s
-            thread.work(alone_s + host_s)
-        elif host_s:
-            thread.work(host_s)
-        first, begin, end = None, thread.now_s, thread.now_s
+        if slows:
+            thread.work(seconds)
+            now = thread.now_s
+        else:
+            now += seconds
+        first, begin, end = -1.0, now, now
         for alpha, beta, resource, others, behind_s in ways:
             least = 0.0
             if behind_s is None:
                 begin = end
             else:
-                # The first and the last segment come so long after the stage in front has had them.
+                # The first and the last segment come so long after the stage in front had them.
                 begin, least = begin + behind_s, end + behind_s
             begin = free[resource] if free[resource] > begin else begin
             for other in others:
                 begin = free[other] if free[other] > begin else begin
-            if first is None:
+            if first < 0.0:
                 first = begin
             end = begin + alpha + beta * nbytes
             end = free[resource] = least if least > end else end
             for other in others:
                 free[other] = end
-        if slows and first is not None:
+        ends[number] = end
+        if slows and first >= 0.0:
             thread.overlapped(first, end)
-        return end
-
-    for ready_s, nbytes, architecture, _ in transfers:
-        ends.append(sent(ready_s, nbytes, stages[architecture]))
-        if architecture in rates.holding:
-            thread.wait(ends[-1])
-    ways = _ways((Stage(rates.all_gather),))
-    for number in gathers or ():
-        ends[number] = sent(backward_s, transfers[number].nbytes, ways)
-    thread.work(backward_s - computed)
+        if holds and end > now:
+            now = end
+            thread.wait(end)
+    if not slows:
+        thread.now_s = now
+    thread.work(step.backward_s - computed)
     return ends
 
 

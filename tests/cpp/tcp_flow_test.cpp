@@ -93,30 +93,38 @@ TEST(long_segments_gather_until_a_poll) {
   CHECK(channel.hand_over({2, 0, 100, 0}, memory.data()) && channel.drained(), "it waits");
 }
 
-// Both links end in one stream, so that its reader sees the order of all writes.
+// Both links end in one stream, so that its reader sees the order of all writes. Peer 1 has two
+// sockets, for the even and the odd channels.
 TEST(long_segments_leave_in_the_order_of_their_commits_to_all_peers) {
   testing::SocketPair pair = testing::unix_pair();
   TcpTransport transport(0, 3);
   for (int peer : {1, 2}) {
     std::vector<UniqueFd> sockets;
-    sockets.push_back(testing::duplicate(pair.near));
+    for (int socket = peer; socket < 3; ++socket) {
+      sockets.push_back(testing::duplicate(pair.near));
+    }
     CHECK(transport.attach(peer, std::move(sockets), "both").ok(), "not attached");
   }
   constexpr std::uint32_t kBytes = 16 * 1024;
   const std::vector<std::byte> memory(kBytes);
-  const std::vector<int> peers = {2, 1, 2, 2, 1};
-  for (int peer : peers) {
-    auto& channel = transport.link(peer)->send_channel(static_cast<std::uint32_t>(peer));
-    CHECK(channel.hand_over({1, 0, kBytes, 0}, memory.data()), "no room");
+  struct Commit {
+    int peer;
+    std::uint32_t channel;
+  };
+  constexpr Commit kCommits[] = {{2, 2}, {1, 0}, {1, 1}, {1, 0}, {1, 1}, {2, 2}, {2, 2}, {1, 1}};
+  for (const auto& [peer, channel] : kCommits) {
+    CHECK(transport.link(peer)->send_channel(channel).hand_over({1, 0, kBytes, 0}, memory.data()),
+          "no room");
   }
   transport.poll();
-  for (int peer : peers) {
+  // Of the four to peer 1 those of a socket come together, since they leave in one system call.
+  for (int channel : {2, 0, 0, 1, 1, 2, 2, 1}) {
     std::vector<std::byte> frame(sizeof(FrameHeader) + kBytes);
     const ssize_t got = ::recv(pair.far.get(), frame.data(), frame.size(), MSG_WAITALL);
     CHECK(got == static_cast<ssize_t>(frame.size()), "%zd bytes", got);
     FrameHeader header;
     std::memcpy(&header, frame.data(), sizeof(header));
-    CHECK(header.channel == peer, "channel %d in the place of %d", header.channel, peer);
+    CHECK(header.channel == channel, "channel %d in the place of %d", header.channel, channel);
   }
   transport.poll();
 }
