@@ -58,7 +58,7 @@ class Outcome(NamedTuple):
 
 
 class Step:
-    """What all simulated steps of the same gradients, rates and forward pass have in common.
+    """The constants of all simulated steps with the same gradients, rates and forward pass.
 
     ``forward_s``: the forward time of the layer of each gradient, where each layer waits for its
     own gradient only. None where the step waits for all gradients.

@@ -202,7 +202,7 @@ class TcpRecvChannel final : public RecvChannel {
 };
 
 // A segment that waits for the transport's next poll(), in the order of the commits to all peers.
-struct Turn {
+struct WaitingSegment {
   const TcpChannels* channels;  // of the link to the peer
   TcpStream* stream;            // one of the link's sockets
 };
@@ -221,7 +221,7 @@ class TcpChannels {
   TcpStreams streams;
   // Where streams note each segment that waits for the next poll(); nullptr: nowhere. The transport
   // owns and clears the list.
-  std::vector<Turn>* turns = nullptr;
+  std::vector<WaitingSegment>* turns = nullptr;
 
  private:
   std::array<std::unique_ptr<TcpSendChannel>, kChannelsMax> send_;

@@ -23,7 +23,7 @@ class TcpLink final : public Link {
  public:
   // `address` names the peer if its sockets have no addresses. `epoll` and `turns`, see
   // TcpChannels, are borrowed and outlive the link.
-  TcpLink(int peer, std::string address, int epoll, std::vector<Turn>* turns)
+  TcpLink(int peer, std::string address, int epoll, std::vector<WaitingSegment>* turns)
       : peer_(peer), address_(std::move(address)), epoll_(epoll) {
     channels_.turns = turns;
   }
