@@ -9,7 +9,6 @@ function that returns a point, and ``search`` walks from these points to better 
 from __future__ import annotations
 
 import heapq
-import math
 from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -142,26 +141,25 @@ def by_priority(parts: Sequence[Transfer], rates: Rates, credit_bytes: int) -> l
     committed: deque[tuple[float, int]] = deque()
     order: list[int] = []
     now = free = 0.0
-    used = 0
-    # The number and the time of the next part that arrives.
-    coming = iter(arrivals)
-    number = next(coming, -1)
-    next_s = ready[number] if number >= 0 else math.inf
-    while number >= 0 or waiting:
-        while next_s <= now:
+    used = arrived = 0
+    while arrived < len(arrivals) or waiting:
+        while arrived < len(arrivals) and ready[arrivals[arrived]] <= now:
+            number = arrivals[arrived]
+            arrived += 1
             heapq.heappush(waiting, (fronts[number], number))
-            number = next(coming, -1)
-            next_s = ready[number] if number >= 0 else math.inf
         while committed and committed[0][0] <= now:
             used -= committed.popleft()[1]
         if waiting:
-            front = waiting[0][1]
-            if not committed or used + sizes[front] <= credit_bytes:
+            number = waiting[0][1]
+            if not committed or used + sizes[number] <= credit_bytes:
                 heapq.heappop(waiting)
-                free = (free if free > now else now) + took[front]
-                committed.append((free, sizes[front]))
-                used += sizes[front]
-                order.append(front)
+                free = (free if free > now else now) + took[number]
+                committed.append((free, sizes[number]))
+                used += sizes[number]
+                order.append(number)
                 continue
-        now = committed[0][0] if committed and committed[0][0] < next_s else next_s
+        if arrived == len(arrivals) or (committed and committed[0][0] < ready[arrivals[arrived]]):
+            now = committed[0][0]
+        else:
+            now = ready[arrivals[arrived]]
     return order

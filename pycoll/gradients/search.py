@@ -90,7 +90,7 @@ class Scene:
         made = self._transfers.get(group)
         if made is None:
             first, stop, architecture, part_bytes = group
-            nbytes = self._before[stop] - self._before[first]
+            nbytes = self.nbytes(group)
             # A group that is no longer than a part is one message.
             is_whole = not part_bytes or nbytes <= max(GRAIN, part_bytes // GRAIN * GRAIN)
             if self._one_kind and is_whole:

@@ -184,8 +184,7 @@ def _ends(
     stages = step.whole if gathers is None else dict.fromkeys(step.whole, step.scattered)
     free = [0.0] * len(_RESOURCES)
     host_s, slows, holding = rates.host_s, rates.slowed > 0.0, rates.holding
-    # The time of the backward pass that is computed, and the clock of the thread.
-    computed, now = 0.0, thread.now_s
+    computed = 0.0
     ends = [0.0] * len(transfers)
     sent = [
         (number, ready_s, nbytes, stages[architecture], architecture in holding)
@@ -198,12 +197,8 @@ def _ends(
         if ready_s > computed:
             seconds += ready_s - computed
             computed = ready_s
-        if slows:
-            thread.work(seconds)
-            now = thread.now_s
-        else:
-            now += seconds
-        first, begin, end = -1.0, now, now
+        thread.work(seconds)
+        first, begin, end = None, thread.now_s, thread.now_s
         for alpha, beta, resource, others, behind_s in ways:
             least = 0.0
             if behind_s is None:
@@ -214,20 +209,17 @@ def _ends(
             begin = free[resource] if free[resource] > begin else begin
             for other in others:
                 begin = free[other] if free[other] > begin else begin
-            if first < 0.0:
+            if first is None:
                 first = begin
             end = begin + alpha + beta * nbytes
             end = free[resource] = least if least > end else end
             for other in others:
                 free[other] = end
         ends[number] = end
-        if slows and first >= 0.0:
+        if slows and first is not None:
             thread.overlapped(first, end)
-        if holds and end > now:
-            now = end
+        if holds:
             thread.wait(end)
-    if not slows:
-        thread.now_s = now
     thread.work(step.backward_s - computed)
     return ends
 
