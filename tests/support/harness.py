@@ -7,18 +7,25 @@ test broke is replaced.
 from __future__ import annotations
 
 import atexit
+import contextlib
+import functools
+import multiprocessing
 import os
 import pickle
 import secrets
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, TypeVar
+
+from worker import RankTask
 
 import pycoll
 
@@ -154,12 +161,92 @@ def free_port() -> int:
         return int(sock.getsockname()[1])
 
 
+class RankProcess:
+    """A process that a ``RankServer`` forked. The server tells its end: only a parent hears it."""
+
+    def __init__(self, server: RankServer, pid: int) -> None:
+        self._server, self.pid = server, pid
+
+    @property
+    def returncode(self) -> int | None:
+        """As of ``subprocess.Popen``; None until ``wait`` has returned."""
+        return self._server.ended.get(self.pid)
+
+    def send_signal(self, signum: int) -> None:
+        if self.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signum)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def wait(self, timeout: float) -> int:
+        """The exit code; subprocess.TimeoutExpired if there is none after these seconds."""
+        end = time.monotonic() + timeout
+        while (code := self.returncode) is None:
+            if not self._server.hear(max(0.0, end - time.monotonic())):
+                raise subprocess.TimeoutExpired("a rank", timeout)
+        return code
+
+
+class RankServer:
+    """A process of worker.py that has imported what ranks need, and forks them."""
+
+    def __init__(self) -> None:
+        #: Exit codes of processes by their numbers.
+        self.ended: dict[int, int] = {}
+        self._control, theirs = multiprocessing.Pipe()
+        paths = [str(ROOT), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+        with theirs:
+            subprocess.Popen(
+                [sys.executable, "-m", "worker", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                env={
+                    **{name: v for name, v in os.environ.items() if not name.startswith("PYCOLL_")},
+                    "PYTHONPATH": os.pathsep.join(paths),
+                    "OMP_NUM_THREADS": "1",  # NumPy starts no threads, which a fork would lose
+                },
+                # The ranks' sys.stdout is made here. It gathers lines, as if it led to a pipe.
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+            )
+
+    def fork(self, task: RankTask) -> RankProcess:
+        """A process that runs ``task``."""
+        self._control.send(task)
+        while True:
+            assert self._control.poll(HANG_S), "the server of ranks does not answer"
+            pid, code = self._control.recv()
+            if code is None:
+                self.ended.pop(pid, None)
+                return RankProcess(self, pid)
+            self.ended[pid] = code
+
+    def hear(self, timeout: float) -> bool:
+        """Note that a process has ended; whether one did so in time."""
+        if not self._control.poll(timeout):
+            return False
+        pid, code = self._control.recv()
+        self.ended[pid] = code
+        return True
+
+
+@functools.cache
+def rank_server(number: int) -> RankServer:
+    """The server with this number, shared by all worlds. It ends with this process."""
+    return RankServer()
+
+
 class ProcessWorld:
     """``size`` processes that call ``module:function`` with a communicator and ``args``.
 
     The function lives in a module of the tests and takes what pickle can carry. ``tuning`` is
     PYCOLL_TUNING of each rank; without it all use the built-in values. ``hosts`` is PYCOLL_HOST_ID
     of each rank, as if they were on hosts of their own. ``settings`` are more of the environment.
+
+    The processes are forks of two servers: the start of an interpreter and its imports cost more
+    processor time than most tests. Neighbours come from different servers, so their hashes of texts
+    differ, and so does the order in which they walk through sets.
     """
 
     def __init__(
@@ -191,19 +278,23 @@ class ProcessWorld:
             **settings,
         }
         self.paths = [Path(self._folder.name) / f"{rank}.pickle" for rank in range(size)]
-        task = pickle.dumps((function.__module__, function.__name__, args)).hex()
+        call = pickle.dumps((function.__module__, function.__name__, args))
         self.processes = [
-            subprocess.Popen(
-                [sys.executable, "-m", "worker", task, str(path)],
-                env={
-                    **base,
-                    **common,
-                    "PYCOLL_RANK": str(rank),
-                    "PYCOLL_TUNING": tuning[rank] if tuning else "off",
-                    **({"PYCOLL_HOST_ID": hosts[rank]} if hosts else {}),
-                },
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
+            rank_server(rank % 2).fork(
+                RankTask(
+                    call=call,
+                    paths=paths,
+                    folder=os.getcwd(),
+                    environment={
+                        **base,
+                        **common,
+                        "PYCOLL_RANK": str(rank),
+                        "PYCOLL_TUNING": tuning[rank] if tuning else "off",
+                        **({"PYCOLL_HOST_ID": hosts[rank]} if hosts else {}),
+                    },
+                    output=str(path.with_suffix(".output")),
+                    result=str(path),
+                )
             )
             for rank, path in enumerate(self.paths)
         ]
@@ -213,14 +304,15 @@ class ProcessWorld:
         found: list[Any] = []
         for process, path in zip(self.processes, self.paths, strict=True):
             try:
-                output, _ = process.communicate(timeout=hang_s)
+                process.wait(hang_s)
             except subprocess.TimeoutExpired:
                 process.kill()
-                output, _ = process.communicate()
+                process.wait(hang_s)
             if path.exists():
                 found.append(pickle.loads(path.read_bytes()))
             else:
-                found.append(AssertionError(f"status {process.returncode}: {output.decode()}"))
+                output = path.with_suffix(".output").read_text()
+                found.append(AssertionError(f"status {process.returncode}: {output}"))
         self._folder.cleanup()
         return found
 
