@@ -1,5 +1,8 @@
 """Calls that are bound to their arguments, and calls of communicators that end, in groups, in
-children and between processes; what methods look like."""
+children and between processes; what methods look like.
+
+Ranks that are processes import this file, so only tests that need torch import it.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from call_ways import defined, frames_of, outcome
 from harness import fresh_world, world_in_processes, world_in_threads
 
@@ -54,6 +56,8 @@ def test_bound_calls_are_the_calls() -> None:
 
 
 def test_bound_calls_read_their_arrays_anew() -> None:
+    import torch
+
     def rank(comm: Comm) -> None:
         x = np.ones(4)
         operation = comm.all_reduce.bind(x)
@@ -164,6 +168,8 @@ def test_ranks_fuse_alike_however_their_arrays_are_read() -> None:
 
 
 def test_members_of_a_group_keep_their_arrays_and_long_ones_are_alone() -> None:
+    import torch
+
     def rank(comm: Comm) -> None:
         long = np.ones(200_000)
         comm.all_reduce(long), comm.all_reduce(np.ones(5))

@@ -1,4 +1,7 @@
-"""Messages between two ranks that native code repeats: they do what their definitions do."""
+"""Messages between two ranks that native code repeats: they do what their definitions do.
+
+Ranks that are processes import this file, so only tests that need torch import it.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from call_ways import defined, frames_of
 from harness import (
     ProcessWorld,
@@ -45,6 +47,8 @@ def to_itself(take: Take, name: str, x: Any, out: Any, tag: int = 3) -> Any:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_both_ways_give_the_same(name: str) -> None:
+    import torch
+
     comm = world_in_threads(1).communicators[0]
     kinds = ("u1", "f4", "c16")
     arrays: list[Any] = [np.arange(n, dtype=kind) for n in (0, 1, 9, 9000) for kind in kinds]
@@ -71,6 +75,8 @@ def test_both_ways_give_the_same(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_known_messages_run_no_python(name: str) -> None:
+    import torch
+
     comm = world_in_threads(1).communicators[0]
     for x, out in ((np.ones(6), np.zeros(6)), (torch.ones(6), torch.zeros(6))):
         call = lambda: to_itself(lambda one: getattr(comm, one), name, x, out)  # noqa: B023, E731
@@ -82,6 +88,8 @@ def test_known_messages_run_no_python(name: str) -> None:
 
 def test_a_call_differs_by_each_of_its_words() -> None:
     """Many ranks and tags; numbers that are no plain int; the type and the order of arguments."""
+
+    import torch
 
     def rank(comm: Comm) -> None:
         out, peer = np.zeros(1, int), 1 - comm.rank
@@ -148,6 +156,8 @@ def test_what_is_refused_moves_nothing(text: str) -> None:
 
 
 def test_arrays_are_read_anew_each_time() -> None:
+    import torch
+
     comm = world_in_threads(1).communicators[0]
     x, out = np.arange(4.0), np.zeros(4)
     send, recv = comm.send.bind(x, 0, 4), comm.recv.bind(out, 0, 4)

@@ -22,16 +22,21 @@ from typing import NamedTuple
 
 import pycoll
 
-#: What ranks need first, ``pycoll.init`` included.
+#: What ranks need first: helpers of tests, ``pycoll.init``, and plans. torch is not among them: its
+#: presence changes what pycoll does.
 PRELOADED = (
-    "numpy",
-    "pytest",
     "harness",
+    "hypothesis",
+    "numpy",
+    "oracle",
+    "pytest",
+    "pycoll.algorithms",
     "pycoll.bootstrap.connect",
     "pycoll.bootstrap.rendezvous.torch_store",
     "pycoll.bootstrap.subcommunicators",
     "pycoll.comm.start_tuning",
     "pycoll.comm.world",
+    "pycoll.plan.lowering",
 )
 
 
