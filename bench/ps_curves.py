@@ -23,12 +23,15 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import page
 from jobs import RUN_PYCOLL
+from sklearn.datasets import load_digits
 
 from pycoll.tools.pictures import Panel, check_picture, draw_panels
 
@@ -48,14 +51,18 @@ Facts = Mapping[str, Any]
 def run(scene: str, seconds: float) -> list[Facts]:
     """The facts of each consistency in a scene, as ps_curves_worker.py prints them."""
     head = [*RUN_PYCOLL, "-n", str(WORKERS), "--servers", str(SERVERS)]
-    done = subprocess.run(
-        [*head, sys.executable, WORKER, scene, str(seconds)],
-        env={**os.environ, **_SETTINGS},
-        stdout=subprocess.PIPE,
-        text=True,
-        timeout=8 * seconds + _MORE_S,
-        check=True,
-    )
+    with tempfile.TemporaryDirectory() as folder:
+        # The import of sklearn takes seconds, so not every worker does it.
+        digits, path = load_digits(), os.path.join(folder, "digits.npz")
+        np.savez(path, data=digits.data, target=digits.target)
+        done = subprocess.run(
+            [*head, sys.executable, WORKER, scene, str(seconds), path],
+            env={**os.environ, **_SETTINGS},
+            stdout=subprocess.PIPE,
+            text=True,
+            timeout=8 * seconds + _MORE_S,
+            check=True,
+        )
     return [json.loads(one[one.index("{") :]) for one in done.stdout.splitlines() if "{" in one]
 
 

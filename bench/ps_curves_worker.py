@@ -1,6 +1,8 @@
 """A worker of bench/ps_curves.py: softmax regression on digits, by each consistency in turn.
 
-    ps_curves_worker.py SCENE SECONDS
+    ps_curves_worker.py SCENE SECONDS DIGITS
+
+The file DIGITS holds the arrays ``data`` and ``target``, as numpy.savez writes them.
 
 It runs under ``pycoll run`` with servers. Rank 0 prints a line of JSON for each consistency: the
 steps of all workers, the pushes that were dropped, and the loss at the times of its own pulls.
@@ -15,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from sklearn.datasets import load_digits
 
 import pycoll
 from pycoll import ps
@@ -50,12 +51,12 @@ def errors(weights: Array, x: Array, y: Any) -> tuple[Array, float]:
 class Trainer:
     """A worker and its data. ``scene``: "tenth" or "one", see bench/ps_curves.py."""
 
-    def __init__(self, scene: str, seconds: float) -> None:
+    def __init__(self, scene: str, seconds: float, path: str) -> None:
         self.comm = pycoll.init()
         self.scene, self.seconds = scene, seconds
-        digits = load_digits()
-        self.x = np.hstack([digits.data / 16, np.ones((len(digits.data), 1))])
-        self.y = digits.target
+        with np.load(path) as digits:
+            data, self.y = digits["data"], digits["target"]
+        self.x = np.hstack([data / 16, np.ones((len(data), 1))])
         self.mine = np.arange(self.comm.rank, len(self.x), self.comm.size)
 
     def slowness(self, draw: np.random.Generator) -> float:
@@ -107,7 +108,7 @@ class Trainer:
 
 
 def main() -> None:
-    trainer = Trainer(sys.argv[1], float(sys.argv[2]))
+    trainer = Trainer(sys.argv[1], float(sys.argv[2]), sys.argv[3])
     for consistency in CONSISTENCIES:
         trainer.train(consistency)
 
