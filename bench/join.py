@@ -5,15 +5,20 @@
 The time of joining starts when the last rank begins to import its library, and ends when the last
 rank is ready. The time until ready starts with the command that starts the job. Hosts are network
 namespaces of this machine, which mpirun and `pycoll run -H` enter through the same replacement of
-ssh. The members of the large meeting are threads that use the ranks' client against the real store,
-in another process. They exchange as many bytes as ranks do, and open no transports. Modules are
-read as bytecode, as they are once installed, and a first run of each job is not counted.
+ssh. Jobs of srun and Ray need their programs: Debian's packages slurm-wlm and munge, and a Python
+that has ray. The members of the large meeting are threads that use the ranks' client against the
+real store, in another process. They exchange as many bytes as ranks do, and open no transports.
+Modules are read as bytecode, as they are once installed, and a first run of each job is not
+counted.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import functools
 import json
+import multiprocessing
 import os
 import secrets
 import socket
@@ -23,14 +28,15 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import page
-from hosts import DEVICE, Hosts, obstacle
+from hosts import Hosts, obstacle
 from jobs import RUN_PYCOLL, binaries_of
 from overhead import with_bytecode
+from start_ways import WAYS, begin, end_well, ready_to_run
 
 from pycoll.bootstrap.deadline import Deadline
 from pycoll.bootstrap.discovery.network import listen_tcp
@@ -38,31 +44,29 @@ from pycoll.bootstrap.rendezvous.store import Place, StoreExchange
 from pycoll.bootstrap.rendezvous.store_server import StoreServer
 
 WORKER = str(Path(__file__).with_name("join_worker.py"))
+LOSS = str(Path(__file__).with_name("join_loss.py"))
 LIBRARIES = ("pycoll", "openmpi")
 #: Bytes of a rank's blob in each round of joining over TCP.
 ROUNDS = (600, 200, 32, 8)
-#: The targets: the ratio of ready times to those of Open MPI, and the time of the large meeting.
-READY_RATIO, MEETING_S = 1.5, 10.0
-_LIMIT_S = 120
+#: The targets: the ratio of ready times to those of Open MPI, the time of the large meeting, and
+#: the seconds from the death of a rank until the others have gone on.
+READY_RATIO, MEETING_S, LOSS_S = 1.5, 10.0, 3.0
+#: Hosts, and ranks on each of them.
+Shape = tuple[int, int]
+#: Processes of the members of the large meeting. In one process, all of them would wait for the
+#: interpreter's lock.
+_PROCESSES = 64
 
 
-def run_once(line: Sequence[str], environ: dict[str, str], folder: Path, ranks: int) -> list[Any]:
+def seen_by(run: Callable[[], None], folder: Path, ranks: int) -> list[Any]:
     """Run a job of the worker; return what its ranks have seen, and the time until ready."""
     for old in folder.glob("rank*"):
         old.unlink()
     began = time.monotonic()
-    done = subprocess.run(
-        line,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        timeout=_LIMIT_S,
-        env={**with_bytecode(), "OMP_NUM_THREADS": "1", **environ},
-        check=False,
-    )
+    run()
     seen = [json.loads(one.read_text()) for one in folder.glob("rank*")]
-    if done.returncode != 0 or len(seen) != ranks:
-        raise SystemExit(f"{line[0]} ended with status {done.returncode}: {done.stderr[-2000:]}")
+    if len(seen) != ranks:
+        raise SystemExit(f"{len(seen)} of {ranks} ranks have joined")
     for one in seen:
         one["until_ready"] = one["ready"] - began
     return seen
@@ -77,26 +81,9 @@ def line_here(library: str, ranks: int, folder: Path) -> list[str]:
     return [launcher, "--allow-run-as-root", "--oversubscribe", "-n", str(ranks), *worker]
 
 
-def line_on(hosts: Hosts, library: str, per_host: int, folder: Path, agent: Path) -> list[str]:
-    """Return the command of a job on hosts, typed on the first of them."""
-    worker = [str(binaries_of(library) / "python"), WORKER, library, str(folder)]
-    names = ",".join(f"{name}:{per_host}" for name in hosts.names)
-    if library == "pycoll":
-        return hosts.on(0, [*RUN_PYCOLL, "-H", names, "--", *worker])
-    launcher = str(binaries_of(library) / "mpiexec")
-    through = ("--prtemca", "plm_ssh_agent", str(agent), "--prtemca", "prte_if_include", DEVICE)
-    places = ("--host", names, "--map-by", f"ppr:{per_host}:node:OVERSUBSCRIBE")
-    include = ("--mca", "btl_tcp_if_include", DEVICE)
-    return hosts.on(0, [launcher, "--allow-run-as-root", *through, *places, *include, *worker])
-
-
-def write_ssh(folder: Path, agent: Path) -> None:
-    """Write an ``ssh`` that takes pycoll's options and enters a host by ``agent``."""
-    (folder / "bin").mkdir()
-    ssh = folder / "bin" / "ssh"
-    skip = 'while [ "$1" != -- ]; do shift; done; shift; host=$1; shift'
-    ssh.write_text(f'#!/bin/sh\n{skip}\nexec {agent} "$host" "$@"\n')
-    ssh.chmod(0o755)
+def here(library: str, ranks: int, folder: Path) -> Callable[[], None]:
+    """Return a function that runs a job with all ranks on this host."""
+    return lambda: end_well(begin(line_here(library, ranks, folder)))
 
 
 def joining_s(seen: list[Any]) -> float:
@@ -142,36 +129,77 @@ def cases_here(libraries: Sequence[str], counts: Sequence[int], rounds: int) -> 
     cases = [Case(f"{ranks} ranks on one host", ranks) for ranks in counts]
     with tempfile.TemporaryDirectory() as path:
         for library in libraries:
-            run_once(line_here(library, 2, Path(path)), {}, Path(path), 2)
+            seen_by(here(library, 2, Path(path)), Path(path), 2)
         for case in cases:
             for _ in range(rounds):
                 for library in libraries:
-                    line = line_here(library, case.ranks, Path(path))
-                    case.add(library, run_once(line, {}, Path(path), case.ranks))
+                    job = here(library, case.ranks, Path(path))
+                    case.add(library, seen_by(job, Path(path), case.ranks))
     return cases
 
 
-def case_on_hosts(libraries: Sequence[str], count: int, per_host: int, rounds: int) -> Case:
-    """Run a job with ``per_host`` ranks on each of ``count`` hosts."""
-    case = Case(f"{count} hosts x {per_host} ranks", count * per_host)
-    with tempfile.TemporaryDirectory() as path, Hosts(count) as hosts:
-        folder = Path(path)
-        agent = folder / "agent"
-        hosts.write_agent(agent)
-        write_ssh(folder, agent)
-        # All namespaces are one machine, which pycoll would see.
-        environ = {"PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"}
+def case_on_hosts(way: str, libraries: Sequence[str], shape: Shape, rounds: int) -> Case:
+    """Run jobs on hosts: those of pycoll by one way, in turns with those of mpirun."""
+    count, per_host = shape
+    case = Case(f"{count} hosts x {per_host} ranks, {way}", count * per_host)
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        world = stack.enter_context(Hosts(count))
+        run = {"pycoll": stack.enter_context(ready_to_run(way, world))}
+        run["openmpi"] = stack.enter_context(ready_to_run("mpirun", world))
         for number in range(rounds + 1):
             for library in libraries:
-                line = line_on(hosts, library, per_host, folder, agent)
-                seen = run_once(line, environ, folder, case.ranks)
+                worker = [str(binaries_of(library) / "python"), WORKER, library, str(folder)]
+                job = functools.partial(run[library], worker, per_host)
+                seen = seen_by(job, folder, case.ranks)
                 if number > 0:
                     case.add(library, seen)
     return case
 
 
+def seconds_of_losses(shape: Shape, rounds: int) -> list[float]:
+    """Let a rank on the last host be killed; return the seconds until the others go on."""
+    count, per_host = shape
+    found = []
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        world = stack.enter_context(Hosts(count))
+        run = stack.enter_context(ready_to_run("pycoll run -H", world, "--tolerate", "1"))
+        for _ in range(rounds):
+            for old in folder.iterdir():
+                old.unlink()
+            run([sys.executable, LOSS, str(folder)], per_host)
+            ends = [float(one.read_text()) for one in folder.glob("rank*")]
+            if len(ends) != count * per_host - 1:
+                raise SystemExit(f"{len(ends)} ranks went on")
+            found.append(max(ends) - float((folder / "killed").read_text()))
+    return found
+
+
 def members(address: tuple[str, int], key: bytes, count: int) -> None:
-    """Let ``count`` threads of this process join the meeting; for ``meeting``."""
+    """Let ``count`` threads of several processes join the meeting; for ``meeting``."""
+    fork = multiprocessing.get_context("fork")
+    numbers = [range(first, count, _PROCESSES) for first in range(min(_PROCESSES, count))]
+    start = fork.Barrier(len(numbers) + 1)
+    processes = [
+        fork.Process(target=_join_all, args=(start, address, key, ranks, count))
+        for ranks in numbers
+    ]
+    for process in processes:
+        process.start()
+    start.wait()
+    began = time.monotonic()
+    for process in processes:
+        process.join()
+    if any(process.exitcode for process in processes):
+        raise SystemExit("some members did not join")
+    print(time.monotonic() - began, flush=True)
+
+
+def _join_all(
+    start: Any, address: tuple[str, int], key: bytes, ranks: Sequence[int], count: int
+) -> None:
+    """Let a thread for each of these ranks join."""
     place = Place("the store", [(socket.AF_INET, address)])
     failures: list[BaseException] = []
 
@@ -186,15 +214,14 @@ def members(address: tuple[str, int], key: bytes, count: int) -> None:
             failures.append(error)
 
     threading.stack_size(256 << 10)
-    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(count)]
-    began = time.monotonic()
+    threads = [threading.Thread(target=one, args=(rank,)) for rank in ranks]
+    start.wait()
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     if failures:
         raise failures[0]
-    print(time.monotonic() - began, flush=True)
 
 
 def meeting(count: int) -> tuple[float, float]:
@@ -262,28 +289,53 @@ def on_one_host(libraries: Sequence[str], options: argparse.Namespace) -> list[s
 
 def over_hosts(libraries: Sequence[str], options: argparse.Namespace) -> list[str]:
     """Measure jobs on network namespaces; return the lines of the section."""
+    _check_hosts()
+    cases, notes = [], []
+    for way, (_, obstacle_of) in WAYS.items():
+        if why := obstacle_of():
+            notes.append(f"Not run by {way}: {why}.")
+        else:
+            cases.append(case_on_hosts(way, libraries, (4, 2), options.rounds))
+    cases.append(case_on_hosts("pycoll run -H", libraries, (8, 8), options.rounds))
+    text = (
+        f"Ready within {READY_RATIO:g} times the time of mpirun is wanted on 4 hosts. Each way "
+        "took turns with mpirun. Daemons of Slurm and nodes of Ray ran before the command. A rank "
+        "of Ray begins to join when Ray has started its task."
+    )
+    return [*times(cases), "", " ".join([text, *notes])]
+
+
+def after_a_loss(libraries: Sequence[str], options: argparse.Namespace) -> list[str]:
+    """Measure how soon survivors go on; return the lines of the section."""
+    _check_hosts()
+    found = seconds_of_losses((4, 2), options.rounds)
+    return [
+        f"A rank on one of 4 hosts with 2 ranks each is killed. The others shrink, take the state "
+        f"of rank 0, and have ended their next step {max(found):.2f} s after it at the latest, in "
+        f"{len(found)} runs (at most {LOSS_S:g} s is wanted)."
+    ]
+
+
+def _check_hosts() -> None:
     why = obstacle()
     if why:
         raise SystemExit(f"no jobs on hosts: {why}")
-    wanted = ((4, 2), (8, 8))
-    cases = [case_on_hosts(libraries, *one, options.rounds) for one in wanted]
-    text = f"Ready within {READY_RATIO:g} times the time of mpirun is wanted on 4 hosts."
-    return [*times(cases), "", text]
 
 
 def at_a_store(libraries: Sequence[str], options: argparse.Namespace) -> list[str]:
     """Measure the large meeting; return the lines of the section."""
     seconds, size = meeting(options.meeting)
     return [
-        f"{options.meeting} members, threads of one process, meet at a store in {seconds:.2f} s "
-        f"(at most {MEETING_S:g} s is wanted). The process of the store grows by at most "
-        f"{size / 1024:.1f} KiB for each of them (64 KiB)."
+        f"{options.meeting} members, threads of {_PROCESSES} processes, meet at a store in "
+        f"{seconds:.2f} s (at most {MEETING_S:g} s is wanted). The process of the store grows by "
+        f"at most {size / 1024:.1f} KiB for each of them (64 KiB)."
     ]
 
 
 PARTS = {
     "one-host": ("Joining on one host", on_one_host),
     "hosts": ("Joining over hosts", over_hosts),
+    "loss": ("After the loss of a rank", after_a_loss),
     "meeting": ("A large meeting", at_a_store),
 }
 
@@ -302,6 +354,8 @@ def main() -> None:
         count, port, key = options.members
         members(("127.0.0.1", int(port)), key.encode(), int(count))
         return
+    os.environ.update(with_bytecode())
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     libraries = [one for one in LIBRARIES if (binaries_of(one) / "python").exists()]
     for part in options.parts:
         title, measure = PARTS[part]

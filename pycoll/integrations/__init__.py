@@ -4,8 +4,7 @@
     dask     one rank on each worker of a Dask client
     spark    the tasks of a Spark barrier stage
 
-An adapter imports its engine when the program calls it. The page docs/guides/ray-dask-spark.md
-shows each one.
+An adapter imports its engine when the program calls it. Each has a page in docs/guides.
 """
 
 from __future__ import annotations

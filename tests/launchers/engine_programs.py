@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -41,6 +42,12 @@ def environment(**more: str) -> dict[str, str]:
         library = str(Path(found.origin).parents[3])
         kept["LD_LIBRARY_PATH"] = os.pathsep.join([library, kept.get("LD_LIBRARY_PATH", "")])
     return kept
+
+
+def lines_of_page(engine: str) -> list[str]:
+    """The lines that examples/train_on_engines.py prints by the engine's page, one host first."""
+    page = (ROOT / "docs" / "guides" / f"{engine}.md").read_text()
+    return re.findall(rf"^{engine}: .*", page, re.M)
 
 
 class Programs:

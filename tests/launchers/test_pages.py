@@ -1,4 +1,4 @@
-"""The programs of docs/guides/ray-dask-spark.md run as they stand there."""
+"""The programs of the pages about Ray, Dask and Spark run as they stand there."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from engine_programs import ROOT, Program
 
-PAGE = (ROOT / "docs" / "guides" / "ray-dask-spark.md").read_text()
-PROGRAMS = re.findall(r"```python\n(.*?)```", PAGE, re.S)
+PAGES = [(ROOT / "docs" / "guides" / f"{name}.md").read_text() for name in ("ray", "dask", "spark")]
+PROGRAMS = [one for page in PAGES for one in re.findall(r"```python\n(.*?)```", page, re.S)]
 ENGINES = {
     "ray.train": "ray",
     "import ray": "ray",

@@ -47,10 +47,22 @@ assert not dist.is_initialized() or dist.get_backend() == "pycoll"
 """
 
 
+def _ranks(said: str) -> list[str]:
+    """The lines of the ranks, which the page shows after each program."""
+    return sorted(re.findall(r"^rank \d of \d over \w+$", said, re.M))
+
+
+SHOWN = ["rank 0 of 2 over pycoll", "rank 1 of 2 over pycoll"]
+
+
+def test_the_page_shows_what_is_printed() -> None:
+    assert _ranks(PAGE) == sorted(3 * SHOWN)
+
+
 def test_lightning_takes_the_name(program: Program, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(LIGHTNING)
-    program(sys.executable, "train.py")
-    program(*RUN, "train.py")
+    assert _ranks(program(sys.executable, "train.py")) == SHOWN
+    assert _ranks(program(*RUN, "train.py")) == SHOWN
 
 
 def test_fabric_takes_the_name(program: Program, tmp_path: Path) -> None:
@@ -60,7 +72,7 @@ def test_fabric_takes_the_name(program: Program, tmp_path: Path) -> None:
 
 def test_accelerate_keeps_a_group_that_exists(program: Program, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(ACCELERATE)
-    program(*RUN, "train.py")
+    assert _ranks(program(*RUN, "train.py")) == SHOWN
 
 
 def test_transformers_keeps_a_group_that_exists(program: Program, tmp_path: Path) -> None:
@@ -71,7 +83,7 @@ def test_transformers_keeps_a_group_that_exists(program: Program, tmp_path: Path
         "assert torch.equal(*every)\n"
     )
     (tmp_path / "train.py").write_text(TRANSFORMERS + check)
-    program(*RUN, "train.py")
+    assert _ranks(program(*RUN, "train.py")) == SHOWN
 
 
 @pytest.mark.parametrize("name", ["test_ops", "test_sync", "test_script"])

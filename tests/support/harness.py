@@ -311,8 +311,9 @@ class ProcessWorld:
             if path.exists():
                 found.append(pickle.loads(path.read_bytes()))
             else:
-                output = path.with_suffix(".output").read_text()
-                found.append(AssertionError(f"status {process.returncode}: {output}"))
+                output = path.with_suffix(".output")
+                said = output.read_text() if output.exists() else ""
+                found.append(AssertionError(f"status {process.returncode}: {said}"))
         self._folder.cleanup()
         return found
 

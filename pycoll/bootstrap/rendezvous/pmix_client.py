@@ -6,8 +6,10 @@ it writes begins with "+" or, if the text of an error follows, with "-". First i
 and the number of ranks. Then it answers a frame, a blob, with the blob of rank 0. At the end of its
 input it leaves PMIx and ends.
 
-Rank 0 publishes its blob and the others ask for it. There is no fence, in which all ranks wait: a
-server of PMIx 5 takes a client that disconnects off every fence under way.
+Rank 0 publishes its blob and the others look it up. There is no fence, in which all ranks wait: a
+server of PMIx 5 takes a client that disconnects off every fence under way. Servers that look up
+nothing, such as Slurm's, are asked for the value that rank 0 has put. That question comes second,
+since Open MPI's server looks every two seconds whether rank 0 has put the value by now.
 
 The structures are those of PMIx 4, 5 and 6 (``pmix_common.h``), where they are alike.
 """
@@ -31,8 +33,10 @@ _GLOBAL = 3
 _WILDCARD = 0xFFFFFFFE
 _NOT_FOUND, _TIMEOUT = -46, -24
 _PR_SET_PDEATHSIG = 1
-#: Seconds between two questions for a value that is not there yet.
-_PAUSE_S = 0.05
+#: Seconds between two questions for a value that is not there yet, and seconds after which it is
+#: not looked up any more: rank 0's server may publish nothing.
+_PAUSE_S, _LOOK_UP_S = 0.01, 5.0
+_KEY_BYTES = 512
 
 
 class Proc(ctypes.Structure):
@@ -64,6 +68,18 @@ class Value(ctypes.Structure):
     _fields_ = (("type", ctypes.c_uint16), ("data", Data))
 
 
+class Info(ctypes.Structure):
+    """pmix_info_t."""
+
+    _fields_ = (("key", ctypes.c_char * _KEY_BYTES), ("flags", ctypes.c_uint32), ("value", Value))
+
+
+class Published(ctypes.Structure):
+    """pmix_pdata_t."""
+
+    _fields_ = (("proc", Proc), ("key", ctypes.c_char * _KEY_BYTES), ("value", Value))
+
+
 class ClientError(Exception):
     """Its text goes to the rank."""
 
@@ -87,11 +103,10 @@ class Client:
         if self.rank == 0:
             self._publish(blob)
             return blob
-        while True:
-            value = self._look(0, self._key)
-            if value is not None:
-                break
+        value = self._look_up() or self._look(0, self._key)
+        while value is None:
             time.sleep(_PAUSE_S)
+            value = self._look(0, self._key)
         if value.type != _BYTE_OBJECT:
             raise ClientError(f"rank 0's {self._key} has the type {value.type} instead of bytes")
         return ctypes.string_at(value.data.bo.bytes, value.data.bo.size)
@@ -103,6 +118,29 @@ class Client:
         key = self._key.encode()
         self._call("PMIx_Put", ctypes.c_uint8(_GLOBAL), key, ctypes.byref(value))
         self._call("PMIx_Commit")
+        # A server that publishes nothing returns an error; it has the value by the calls above.
+        info = Info(self._published_key, 0, value)
+        self._library.PMIx_Publish(ctypes.byref(info), ctypes.c_size_t(1))
+
+    @property
+    def _published_key(self) -> bytes:
+        """The key among those of all jobs of this user."""
+        return bytes(self._me.nspace) + b"." + self._key.encode()
+
+    def _look_up(self) -> Value | None:
+        """Return what rank 0 has published; None where the server can publish nothing."""
+        asked, value = Published(key=self._published_key), None
+        none = ctypes.c_size_t(0)
+        until = time.monotonic() + _LOOK_UP_S
+        while time.monotonic() < until:
+            one = ctypes.c_size_t(1)
+            status = self._library.PMIx_Lookup(ctypes.byref(asked), one, None, none)
+            if status == 0:
+                value = Value(asked.value.type, asked.value.data)
+            if status != _NOT_FOUND:
+                break
+            time.sleep(_PAUSE_S)
+        return value
 
     def finalize(self) -> None:
         """Leave PMIx. A launcher treats a process that ends without it as failed."""
