@@ -37,6 +37,9 @@ site=$("$own/bin/python" -c 'import sysconfig; print(sysconfig.get_paths()["pure
 echo "import site; site.addsitedir('$purelib')" >"$site/tests_environment.pth"
 "$own/bin/pip" install --quiet -r tests/launchers/requirements.txt
 skipped=()
+# Its set-up imports torch. DeepSpeed compiles what a program needs when that starts.
+DS_BUILD_OPS=0 "$own/bin/pip" install --quiet --no-build-isolation deepspeed==0.19.8 ||
+  skipped+=("DeepSpeed: deepspeed 0.19.8 cannot be installed")
 if [ "${SPARK:-1}" = 0 ]; then
   skipped+=("Spark: SPARK=0")
 elif ! command -v java >/dev/null; then

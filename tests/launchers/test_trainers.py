@@ -1,8 +1,9 @@
-"""Lightning, Accelerate and Transformers over the backend, on two CPU processes, without an import
-of pycoll."""
+"""Lightning, Accelerate, Transformers and DeepSpeed over the backend, on two CPU processes, without
+an import of pycoll."""
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ from engine_programs import ROOT, Program, needs
 needs("lightning", "accelerate", "transformers")
 
 PAGE = (ROOT / "docs" / "guides" / "trainers.md").read_text()
-LIGHTNING, ACCELERATE, TRANSFORMERS = re.findall(r"```python\n(.*?)```", PAGE, re.S)
+LIGHTNING, ACCELERATE, TRANSFORMERS, DEEPSPEED = re.findall(r"```python\n(.*?)```", PAGE, re.S)
 RUN = (sys.executable, "-m", "pycoll", "run", "-n", "2")
 FABRIC = """
 import torch
@@ -56,7 +57,7 @@ SHOWN = ["rank 0 of 2 over pycoll", "rank 1 of 2 over pycoll"]
 
 
 def test_the_page_shows_what_is_printed() -> None:
-    assert _ranks(PAGE) == sorted(3 * SHOWN)
+    assert _ranks(PAGE) == sorted(4 * SHOWN)
 
 
 def test_lightning_takes_the_name(program: Program, tmp_path: Path) -> None:
@@ -84,6 +85,24 @@ def test_transformers_keeps_a_group_that_exists(program: Program, tmp_path: Path
     )
     (tmp_path / "train.py").write_text(TRANSFORMERS + check)
     assert _ranks(program(*RUN, "train.py")) == SHOWN
+
+
+@pytest.mark.parametrize("stage", [0, 1, 3])
+def test_deepspeed_takes_the_name(stage: int, program: Program, tmp_path: Path) -> None:
+    """The ranks' data differ, and their weights agree at the end, by each stage of ZeRO."""
+    if importlib.util.find_spec("deepspeed") is None:
+        pytest.skip("deepspeed is not installed: make test-launchers installs it if it can")
+    check = (
+        "with deepspeed.zero.GatheredParameters(list(engine.module.parameters())):\n"
+        "    every = [torch.zeros(1, 4) for _ in range(2)]\n"
+        "    dist.all_gather(every, engine.module.weight.detach().float())\n"
+        "    assert torch.equal(*every)\n"
+    )
+    zero = f'"zero_optimization": {{"stage": {stage}}}, "zero_allow_untested_optimizer": True,'
+    text = DEEPSPEED.replace('"optimizer":', f'{zero}\n        "optimizer":')
+    assert zero in text
+    (tmp_path / "train.py").write_text(text + check)
+    assert _ranks(program(*RUN, "train.py", DS_ACCELERATOR="cpu")) == SHOWN
 
 
 @pytest.mark.parametrize("name", ["test_ops", "test_sync", "test_script"])
