@@ -138,10 +138,12 @@ def by_ray(world: Hosts, folder: Path) -> Iterator[Run]:
     """``pycoll.integrations.ray.run`` from a driver, in a cluster whose nodes run already."""
     ray = [sys.executable, "-m", "ray.scripts.scripts", "start", "--disable-usage-stats"]
     ray += ["--num-cpus", "2", "--object-store-memory", "100000000"]
-    environ = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     head = f"{world.addresses[0]}:6379"
     # The paths of Ray's sockets may be no longer than those of the system.
     short = f"/tmp/ray-join-{time.monotonic_ns() % 10**9}"
+    environ = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    # Else a later program of this user would look for this cluster, which is gone by then.
+    environ["RAY_TMPDIR"] = short
     first = ("--head", "--port", "6379", "--include-dashboard", "false", "--temp-dir", short)
     for node, address in enumerate(world.addresses):
         rest = ("--address", head) if node else first

@@ -205,9 +205,12 @@ def test_two_nodes_in_network_namespaces(tmp_path: Path) -> None:
     path = str(ROOT / "examples" / "train_on_engines.py")
     with hosts.Hosts(2) as two:
         head, other = two.addresses
+        short = f"/tmp/ray-pycoll-{time.monotonic_ns() % 10**9}"
         own = environment(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
+        # Else a later program of this user would look for this cluster, which is gone by then.
+        own["RAY_TMPDIR"] = short
         options: dict[str, Any] = {"env": own, "cwd": tmp_path, "text": True}
-        folder = ["--temp-dir", f"/tmp/ray-pycoll-{time.monotonic_ns() % 10**9}"]
+        folder = ["--temp-dir", short]
         begin = [*ray, "start", "--node-ip-address"]
 
         def on(host: int, *line: str) -> str:
