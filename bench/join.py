@@ -326,9 +326,9 @@ def at_a_store(libraries: Sequence[str], options: argparse.Namespace) -> list[st
     """Measure the large meeting; return the lines of the section."""
     seconds, size = meeting(options.meeting)
     return [
-        f"{options.meeting} members, threads of {_PROCESSES} processes, meet at a store in "
-        f"{seconds:.2f} s (at most {MEETING_S:g} s is wanted). The process of the store grows by "
-        f"at most {size / 1024:.1f} KiB for each of them (64 KiB)."
+        f"{options.meeting} members, threads of {min(_PROCESSES, options.meeting)} processes, meet "
+        f"at a store in {seconds:.2f} s (at most {MEETING_S:g} s is wanted). The process of the "
+        f"store grows by at most {size / 1024:.1f} KiB for each of them (64 KiB)."
     ]
 
 

@@ -233,6 +233,6 @@ def test_joining_is_timed_here_and_at_a_store(page: Path) -> None:
     words = ("--rounds", "1", "--ranks", "2", "--meeting", "8", "--parts", "one-host", "meeting")
     text = run("join.py", *words, "--markdown", str(page))
     assert re.search(r"\| 2 ranks on one host \| [\d.]+ s \|", text)
-    assert re.search(r"8 members, threads of 64 processes, meet at a store in [\d.]+ s", text)
+    assert re.search(r"8 members, threads of 8 processes, meet at a store in [\d.]+ s", text)
     assert kept(page)
     assert "## A large meeting" in page.read_text()
