@@ -5,8 +5,8 @@ BIN := $(VENV)/bin
 OUT := out
 
 .PHONY: help demo test test-torch setup-demo setup-test lint test-cpp test-fuzz \
-        test-python test-rdma test-launchers soak docs test-quick optimized test-optimized \
-        bench-peers bench-net bench-rdma bench-training gpu-check clean
+        test-python test-rdma test-launchers soak soak-stores docs test-quick optimized \
+        test-optimized bench-peers bench-net bench-rdma bench-training gpu-check clean
 
 help:
 	@echo "make demo         install into $(VENV), train on 1 and 4 ranks, measure all_reduce on 2,"
@@ -20,6 +20,8 @@ help:
 	@echo "make test-launchers  jobs over ssh and torchrun between network namespaces (as root),"
 	@echo "                  Ray, Dask, Spark, Lightning, Accelerate; says what it skips"
 	@echo "make soak         compare random operations with exact results, for an hour"
+	@echo "make soak-stores  1,000 seeds of the simulated stores with newcomers, cuts of the network"
+	@echo "                  and checked invariants"
 	@echo "make optimized    build with profile-guided optimization: record a profile, then rebuild"
 	@echo "make bench-peers  install Open MPI, MPICH and torch in addition to that build, compare,"
 	@echo "                  and measure kernels and call costs; tables and picture go to bench/"
@@ -98,6 +100,13 @@ optimized: setup-test
 # SOAK passes arguments on: make soak SOAK='--seconds 600 --seed 7'.
 soak: setup-test
 	cd tests && ../$(BIN)/python soak.py --seconds 3600 $(SOAK)
+
+# 1,000 seeds of the simulated stores of which `make test` runs 50 or 100.
+STORE_SEEDS ?= 1000
+soak-stores: setup-test
+	STORE_SEEDS=$(STORE_SEEDS) $(BIN)/python -m pytest -q -n 0 --timeout 1800 \
+	  -o faulthandler_timeout=1800 tests/ps/test_invariants.py tests/ps/test_link_simulation.py \
+	  tests/ps/test_newcomer_simulation.py tests/ps/test_elastic_simulation.py
 
 # Without the tests of what torch's compiler and Horovod's names find in Python.
 test-optimized: optimized

@@ -291,7 +291,8 @@ def over_hosts(libraries: Sequence[str], options: argparse.Namespace) -> list[st
     """Measure jobs on network namespaces; return the lines of the section."""
     _check_hosts()
     cases, notes = [], []
-    for way, (_, obstacle_of) in WAYS.items():
+    for way in options.ways:
+        _, obstacle_of = WAYS[way]
         if why := obstacle_of():
             notes.append(f"Not run by {way}: {why}.")
         else:
@@ -299,8 +300,9 @@ def over_hosts(libraries: Sequence[str], options: argparse.Namespace) -> list[st
     cases.append(case_on_hosts("pycoll run -H", libraries, (8, 8), options.rounds))
     text = (
         f"Ready within {READY_RATIO:g} times the time of mpirun is wanted on 4 hosts. Each way "
-        "took turns with mpirun. Daemons of Slurm and nodes of Ray ran before the command. A rank "
-        "of Ray begins to join when Ray has started its task."
+        "took turns with mpirun. Daemons of Slurm and nodes of Ray ran before the command, and so "
+        "did the driver of living actors. A rank of Ray begins to join when Ray has started its "
+        "task."
     )
     return [*times(cases), "", " ".join([text, *notes])]
 
@@ -345,6 +347,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=3, help="runs of each job by each library")
     parser.add_argument("--ranks", type=int, nargs="+", default=[8, 64], help="ranks on one host")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=[*WAYS], help="how to start")
     parser.add_argument("--meeting", type=int, default=1024, help="members of the large meeting")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=[*PARTS], help="what to do")
     parser.add_argument("--markdown", type=Path, help="the page whose sections to replace")

@@ -48,6 +48,7 @@ from jobs import LIBRARIES, Effort, Entrant, Job, Times, compare, mpi_ratio, rat
 
 from pycoll.tools.bench import report
 from pycoll.tools.bench.metrics import Measurement
+from pycoll.tools.info import facts
 
 TITLE = "Shared memory, against the peers and the hardware"
 KIB, MIB = 1 << 10, 1 << 20
@@ -321,19 +322,24 @@ def head(names: Sequence[str]) -> list[str]:
 
 
 def lines_of(results: Sequence[Result]) -> list[str]:
-    """Return the lines below the table: shares of the limit, means, and processor times."""
-    return [*limit_lines(results), *mean_lines(results), *processor_lines(results)]
+    """Return the lines below the table: shares of the limit, means, processor times, and what
+    ``pycoll info`` says of slots."""
+    slots = f"pycoll info says of shared memory: {dict(facts())['transport shm']}"
+    return [*limit_lines(results), *mean_lines(results), *processor_lines(results), slots]
 
 
 def mean_lines(results: Sequence[Result]) -> list[str]:
     """Return the lines with the mean ratio of each row that has a target of it."""
     lines = []
-    for row in dict.fromkeys(one.row for one in results):
-        ratios = [mpi_ratio(one.times) for one in results if one.row is row]
-        found = [one for one in ratios if one is not None]
-        if row.mean is not None and found:
-            mean = ratio_text(statistics.mean(found), row.mean)
-            lines.append(f"{row.collective} on {row.ranks} ranks: best MPI / pycoll {mean}, mean")
+    for row in dict.fromkeys(one.row for one in results if one.row.mean is not None):
+        assert row.mean is not None
+        for name in ("pycoll", TORCH):
+            ratios = [mpi_ratio(one.times, name) for one in results if one.row is row]
+            found = [one for one in ratios if one is not None]
+            if found:
+                mean = ratio_text(statistics.mean(found), row.mean)
+                case = f"{row.collective} on {row.ranks} ranks, {KINDS[name]}"
+                lines.append(f"{case}: best MPI / pycoll {mean}, mean")
     return lines
 
 
@@ -370,8 +376,10 @@ def names_of(results: Sequence[Result]) -> list[str]:
     return [name for name in known if any(name in result.times for result in results)]
 
 
-def write_markdown(path: Path, results: Sequence[Result], picture: Path | None) -> None:
-    """Replace this command's section of the page."""
+def write_markdown(
+    path: Path, results: Sequence[Result], texts: Sequence[str], picture: Path | None
+) -> None:
+    """Replace this command's section of the page; ``texts`` are the lines below the table."""
     names = names_of(results)
     lines = [
         page.origin(),
@@ -383,8 +391,8 @@ def write_markdown(path: Path, results: Sequence[Result], picture: Path | None) 
         "",
         *page.table(head(names), [cells(result, names) for result in results]),
     ]
-    for line in lines_of(results):
-        lines += ["", line + "."]
+    for text in texts:
+        lines += ["", text + "."]
     if picture is not None:
         place = os.path.relpath(picture, path.parent)
         lines += ["", f"![time and bus bandwidth against message size]({place})"]
@@ -402,11 +410,13 @@ def draw(path: Path, results: Sequence[Result]) -> None:
     rates = [result.rate for result in mine if result.rate is not None]
     if rates:
         limits = [(one, limit_s(one, rates[-1])) for one in mine if one.nbytes >= LONG_BYTES]
-        curves["limit, 2np/B"] = [_point(one, "limit", Times([s], [s])) for one, s in limits]
-    report.draw(path, curves, "all_reduce in place, 2 ranks, float32, shared memory; median")
+        curves[_LIMIT] = [_point(one, "limit", Times([s], [s])) for one, s in limits]
+    title = "all_reduce in place, 2 ranks, float32, shared memory; median"
+    report.draw(path, curves, title, below=_LIMIT)
 
 
 _DRAWN = ("all_reduce", 2)
+_LIMIT = "limit, 2np/B"
 
 
 def _point(result: Result, name: str, times: Times) -> Measurement:
@@ -466,12 +476,13 @@ def main() -> int:
 
 def finish(results: Sequence[Result], options: argparse.Namespace) -> None:
     """Print the lines below the table, draw the picture, and write the page."""
-    for text in lines_of(results):
+    texts = lines_of(results)
+    for text in texts:
         print(f"# {text}")
     if options.plot is not None:
         draw(options.plot, results)
     if options.markdown is not None:
-        write_markdown(options.markdown, results, options.plot)
+        write_markdown(options.markdown, results, texts, options.plot)
 
 
 if __name__ == "__main__":

@@ -47,10 +47,11 @@ def end_well(process: subprocess.Popen[str]) -> None:
         raise SystemExit(f"{line} ended with status {process.returncode}: {said}{errors[-2000:]}")
 
 
-def begin(line: Sequence[str], **environ: str) -> subprocess.Popen[str]:
-    """Start a command whose output is read when it ends."""
+def begin(line: Sequence[str], stdin: int | None = None, **environ: str) -> subprocess.Popen[str]:
+    """Start a command. Its output is read when it ends."""
     return subprocess.Popen(
         list(line),
+        stdin=stdin,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -133,9 +134,8 @@ def by_srun(world: Hosts, folder: Path) -> Iterator[Run]:
         cluster.stop()
 
 
-@contextlib.contextmanager
-def by_ray(world: Hosts, folder: Path) -> Iterator[Run]:
-    """``pycoll.integrations.ray.run`` from a driver, in a cluster whose nodes run already."""
+def start_ray(world: Hosts) -> tuple[str, dict[str, str]]:
+    """Start a node of Ray on each host. Return the cluster's address and its users' variables."""
     ray = [sys.executable, "-m", "ray.scripts.scripts", "start", "--disable-usage-stats"]
     ray += ["--num-cpus", "2", "--object-store-memory", "100000000"]
     head = f"{world.addresses[0]}:6379"
@@ -148,6 +148,13 @@ def by_ray(world: Hosts, folder: Path) -> Iterator[Run]:
     for node, address in enumerate(world.addresses):
         rest = ("--address", head) if node else first
         end_well(begin(world.on(node, [*ray, "--node-ip-address", address, *rest]), **environ))
+    return head, environ
+
+
+@contextlib.contextmanager
+def by_tasks_of_ray(world: Hosts, folder: Path) -> Iterator[Run]:
+    """``pycoll.integrations.ray.init`` in new tasks of a new driver, in a cluster that runs."""
+    head, environ = start_ray(world)
 
     def run(worker: Sequence[str], per_host: int) -> None:
         ranks = str(per_host * len(world.names))
@@ -155,6 +162,29 @@ def by_ray(world: Hosts, folder: Path) -> Iterator[Run]:
         end_well(begin(world.on(0, line), **environ))
 
     yield run
+
+
+@contextlib.contextmanager
+def by_actors_of_ray(world: Hosts, folder: Path) -> Iterator[Run]:
+    """``pycoll.integrations.ray.init`` in actors that live from the first job to the last one."""
+    head, environ = start_ray(world)
+    driver: list[subprocess.Popen[str]] = []
+
+    def run(worker: Sequence[str], per_host: int) -> None:
+        if not driver:
+            ranks = str(per_host * len(world.names))
+            line = world.on(0, [sys.executable, RAY_DRIVER, head, ranks, "-"])
+            driver.append(begin(line, subprocess.PIPE, **environ))
+        asked, said = driver[0].stdin, driver[0].stdout
+        assert asked is not None and said is not None
+        print(worker[-1], file=asked, flush=True)
+        if said.readline() != "joined\n":
+            end_well(driver[0])
+            raise SystemExit("the driver of Ray ended")
+
+    yield run
+    if driver:
+        end_well(driver[0])
 
 
 def obstacle_of_ray() -> str:
@@ -174,7 +204,8 @@ WAYS: dict[str, tuple[Way, Callable[[], str]]] = {
     "pycoll run --nnodes": (by_agents, nothing),
     "mpirun": (by_mpirun, nothing),
     "srun": (by_srun, obstacle_of_slurm),
-    "Ray": (by_ray, obstacle_of_ray),
+    "Ray's new tasks": (by_tasks_of_ray, obstacle_of_ray),
+    "Ray's living actors": (by_actors_of_ray, obstacle_of_ray),
 }
 
 

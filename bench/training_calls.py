@@ -198,6 +198,8 @@ def on_a_rank(rounds: int, budget_s: float, sets: list[str]) -> Found:
         found = {name: a_set(comm, hvd, name, rounds, share_s) for name in sets}
         alone = in_rotation(comm, {BARRIER: hvd.barrier}, 20 * rounds, budget_s)
         dist.destroy_process_group()
+        # A store of torch that is destroyed waits for its file, which rank 0 deletes.
+        hvd.barrier()
     negotiation = {**alone, OTHERS: max(others for _, _, others in found.values())}
     hvd.shutdown()
     return Found(

@@ -11,7 +11,8 @@ communicator: every later call raises the same kind of error again (``docs/failu
 from __future__ import annotations
 
 import builtins
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
 
 
 class PycollError(Exception):
@@ -61,6 +62,17 @@ class MismatchError(PycollError):
     """
 
 
+def odd_ranks(tags: Mapping[int, Hashable]) -> tuple[int, list[int]]:
+    """Return the lowest rank with the most frequent tag, and the ranks that have another one.
+
+    ``tags``: what each rank has told, by rank in ascending order; at least one. Of equally frequent
+    tags, that of the lowest rank counts.
+    """
+    usual = Counter(tags.values()).most_common(1)[0][0]
+    odd = [rank for rank, tag in tags.items() if tag != usual]
+    return next(rank for rank, tag in tags.items() if tag == usual), odd
+
+
 class ReductionError(PycollError):
     """A function of the program, from ``register_op`` or ``Custom``, raised on ``rank``.
 
@@ -95,7 +107,8 @@ class RankFailedError(PycollError):
     """A rank that ``pycoll.run`` started has raised an exception, died or left no result.
 
     ``rank`` is the first such rank. The text holds its traceback, and ``__cause__`` is its
-    exception, if that can be pickled.
+    exception, or None if that cannot be pickled or unpickled. A result that cannot be pickled or
+    unpickled is such a failure too; ``__cause__`` is then the reason.
     """
 
 

@@ -64,6 +64,7 @@ LONG_FILES = (
     "test_search.py",
     "test_launch.py",
     "test_hosts.py",
+    "test_function_runs.py",
     "test_tune_hosts.py",
     "test_guilty_rank.py",
 )

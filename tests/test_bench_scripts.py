@@ -120,6 +120,28 @@ def test_accuracy_is_compared_with_float32(page: Path) -> None:
     assert kept(page)
 
 
+def test_a_missed_bound_of_accuracy_is_the_status(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCH))
+    import accuracy
+
+    found = {"digits": {name: [(0.96, 0.1), (0.98, 0.1)] for name in ("float32", *accuracy.BOUNDS)}}
+    found["digits"][accuracy.WITHOUT] = [(0.9, 0.3), (0.98, 0.1)]
+    monkeypatch.setattr(accuracy, "measured", lambda *given: found)
+    monkeypatch.setattr(sys, "argv", ["accuracy.py"])
+    accuracy.main()
+    found["digits"]["int8"] = [(0.96, 0.1), (0.968, 0.1)]
+    found["digits"]["int4"] = [(0.96, 0.1), (0.962, 0.1)]
+    found["digits"][accuracy.WITHOUT] = found["digits"]["float32"]
+    with pytest.raises(SystemExit) as ended:
+        accuracy.main()
+    lines = str(ended.value).splitlines()
+    assert len(lines) == 2
+    assert lines[0] == ("digits, int8: -0.60 percentage points to float32, bound -0.5, missed")
+    assert lines[1].endswith("must be worse, is not: the test shows nothing")
+    monkeypatch.setattr(sys, "argv", ["accuracy.py", "--quick"])
+    accuracy.main()
+
+
 def test_element_types_are_compared_with_float32(page: Path) -> None:
     words = ("--bytes", "65536", "--rounds", "3", "--budget-s", "1", "--markdown", str(page))
     text = run("dtypes.py", *words)

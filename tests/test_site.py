@@ -17,7 +17,7 @@ PAGES = sorted((ROOT / "docs").rglob("*.md"))
 #: Pages whose examples other tests run, in a setting of their own.
 ELSEWHERE = {
     *("calls.md", "reductions.md", "scheduling.md", "jax.md", "gpu.md"),
-    *("ray.md", "dask.md", "spark.md", "trainers.md", "jax-distributed.md"),
+    *("ray.md", "dask.md", "spark.md", "trainers.md", "jax-distributed.md", "launching.md"),
 }
 
 

@@ -347,12 +347,11 @@ void bind_devices(py::module_& module) {
       .def("failure", &failure_of_device)
       .def("close", &close_device);
   bind_staging(module);
+  bind_limits(module);
   module.def(
       "device_tensor", &device_tensor, py::arg("capsule"), py::arg("name"),
       "Read the memory on a CUDA device from a DLPack capsule, and consume the capsule. "
       "Returns address, shape, strides in bytes, dtype, whether it is writable, owner, device.");
-  module.attr("DEVICE_PARTS_MAX") = device::kPartsMax;
-  module.attr("DEVICE_MESSAGE_NUMBER") = device::kMessageNumber;
   module.def("device_of", &device_of, py::arg("address"), py::arg("name") = "x",
              "The number of the device that has this memory.");
 }

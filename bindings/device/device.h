@@ -31,7 +31,7 @@ const device::Driver& need_driver(const std::string& name);
 
 // Converts tuples to steps. A copy is ("pack" or "unpack", packed, item bytes, strided, lengths,
 // strides), where packed and strided are addresses; or ("fill", packed, item bytes, count, value).
-// coding_of() reads the others.
+// coding_of() and sparse_coding_of() read the others.
 device::Copies copies_of(const std::vector<py::tuple>& before, const std::vector<py::tuple>& after);
 
 // Reads a step of a codec; nothing for a copy. After its name a tuple has the _core.Codec, the
@@ -43,6 +43,13 @@ device::Copies copies_of(const std::vector<py::tuple>& before, const std::vector
 //   "decode"  result, type, parts
 //   "correct" values, type, result, factor
 std::optional<device::Coding> coding_of(const py::tuple& words);
+
+// Reads a step that chooses or adds up values (device/kernels/codes/sparse_coding.h); nothing for
+// other steps. After its name a tuple has the phase, the address of the codes, and their number:
+//
+//   "count", "tally", "gather"  values, type, rests, masks, work, values of the array
+//   "spread"                    result, values of the array
+std::optional<device::SparseCoding> sparse_coding_of(const py::tuple& words);
 
 // A native object with threads and a device, which belongs to the process that created it. A forked
 // child has neither thread nor device, and never destroys the object. All with the GIL.
@@ -92,5 +99,7 @@ class OfProcess {
 
 // DeviceStaging.
 void bind_staging(py::module_& module);
+// Numbers of the kernels: DEVICE_PARTS_MAX, DEVICE_KEY_DIGITS and the like.
+void bind_limits(py::module_& module);
 
 }  // namespace pycoll::bindings

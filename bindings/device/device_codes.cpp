@@ -1,9 +1,14 @@
-// The steps of codecs on a device, as Python names them.
+// The steps of codecs on a device, and the numbers of its kernels, as Python names them.
+#include <algorithm>
 #include <bit>
+#include <iterator>
 #include <string>
+#include <utility>
 
 #include "bindings/calls/codec.h"
 #include "bindings/device/device.h"
+#include "device/channels/arena.h"
+#include "device/kernels/program.h"
 
 namespace pycoll::bindings {
 namespace {
@@ -81,6 +86,44 @@ std::optional<device::Coding> coding_of(const py::tuple& words) {
     return made;
   }
   return std::nullopt;
+}
+
+std::optional<device::SparseCoding> sparse_coding_of(const py::tuple& words) {
+  using Step = device::SparseCoding::Step;
+  constexpr std::pair<const char*, Step> kSteps[] = {{"count", Step::kCount},
+                                                     {"tally", Step::kTally},
+                                                     {"gather", Step::kGather},
+                                                     {"spread", Step::kSpread}};
+  const auto kind = words[0].cast<std::string>();
+  const auto* found = std::find_if(std::begin(kSteps), std::end(kSteps),
+                                   [&](const auto& one) { return kind == one.first; });
+  if (found == std::end(kSteps)) return std::nullopt;
+  device::SparseCoding made{};
+  made.step = found->second;
+  made.phase = words[1].cast<std::uint32_t>();
+  made.codes = pointer_of<std::byte>(words[2]);
+  made.number = words[3].cast<std::uint64_t>();
+  if (made.step == Step::kSpread) {
+    made.result = pointer_of<float>(words[4]);
+    made.count = words[5].cast<std::uint64_t>();
+    return made;
+  }
+  made.values = pointer_of<const std::byte>(words[4]);
+  made.values_type = static_cast<DType>(words[5].cast<int>());
+  made.rests = pointer_of<float>(words[6]);
+  made.masks = pointer_of<float>(words[7]);
+  made.work = pointer_of<std::uint32_t>(words[8]);
+  made.count = words[9].cast<std::uint64_t>();
+  return made;
+}
+
+void bind_limits(py::module_& module) {
+  module.attr("DEVICE_PARTS_MAX") = device::kPartsMax;
+  module.attr("DEVICE_MESSAGE_NUMBER") = device::kMessageNumber;
+  module.attr("DEVICE_KEY_DIGITS") = device::kKeyDigits;
+  module.attr("DEVICE_SPARSE_MAX") = device::kSparseCountMax;
+  module.def("device_work_bytes", &device::work_bytes, py::arg("count"),
+             "The memory in which kernels look for the largest of so many values.");
 }
 
 }  // namespace pycoll::bindings

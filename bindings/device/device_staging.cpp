@@ -51,6 +51,7 @@ device::Copy copy_of(const py::tuple& one) {
 
 device::LocalStep step_of(const py::tuple& one) {
   if (const std::optional<device::Coding> coding = coding_of(one)) return *coding;
+  if (const std::optional<device::SparseCoding> coding = sparse_coding_of(one)) return *coding;
   return copy_of(one);
 }
 

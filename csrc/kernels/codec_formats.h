@@ -32,6 +32,15 @@ struct Coded {
   typename M::Float value;
 };
 
+// A residual keeps `x` less `sent`, the number that its code stands for, and 0 if the difference is
+// not finite: an infinity in a residual would spoil every later call.
+template <typename M>
+PYCOLL_LANES typename M::Float rest_of(typename M::Float x, typename M::Float sent) {
+  constexpr auto kInfinity = static_cast<std::int32_t>(kInfinityBits);
+  const typename M::Words rest = M::words(x - sent);
+  return M::floats(rest & M::below(M::bits(rest & 0x7fffffffu), kInfinity));
+}
+
 // Integers of -largest to largest. A format works on values that are divided by the scale of the
 // block.
 template <typename M, int largest>

@@ -23,7 +23,9 @@
 // 2, k + 1. The subtraction in `rests` rounds.
 //
 // A block with an infinity or a NaN has the scale NaN, so that all its values decode to NaN. The
-// same holds if the sum of sign overflows. bf16 keeps infinities, and NaN becomes 0x7fc0.
+// same holds if the sum of sign overflows. bf16 keeps infinities, and NaN becomes 0x7fc0. `rests`
+// gets 0 where a code does not decode to a finite number: NaN was sent and is seen, and later calls
+// are free of it.
 //
 // Stochastic rounding (int8 and int4 only) takes the code below or above with chances that make
 // the mean right, in steps of 2^-16 of a code. It is a function of seed and index only. `rests` may
@@ -51,9 +53,9 @@ struct Codec {
   std::uint64_t seed = 0;     // of stochastic rounding
 };
 
-// Encodes `count` values. `rests`, if not nullptr, gets each value less what its code decodes to;
-// it may equal `values`. `first` is the index of the first value, a multiple of the block:
-// stochastic rounding depends on it. No alignment is required.
+// Encodes `count` values. `rests`, if not nullptr, gets each value less what its code decodes to,
+// or 0 if that is not finite; it may equal `values`. `first` is the index of the first value, a
+// multiple of the block: stochastic rounding depends on it. No alignment is required.
 using EncodeFunction = void (*)(void* codes, float* rests, const float* values, std::size_t count,
                                 std::uint64_t first, const Codec& codec);
 // Decodes `count` values, or adds them to `values`. Every bit pattern is a valid code.

@@ -55,12 +55,23 @@ class Jax:
         )
 
     def empty(self, like: Any, shape: Shape, dtype: int) -> Any:
-        """Return new memory on the device of ``like``. Only pycoll has it, so it may be written."""
+        """Return new memory on the device of ``like``. Only pycoll has it, so it may be written.
+
+        Raises InvalidArgumentError for a type that this process's JAX would narrow.
+        """
+        wanted = numpy_dtype(dtype)
+        if wanted.itemsize >= 8:
+            kept = sys.modules["jax"].dtypes.canonicalize_dtype(wanted)
+            if kept != wanted:
+                raise InvalidArgumentError(
+                    f"the result is {wanted}, and this JAX would make it {kept}: set "
+                    "jax_enable_x64, or pass an array of NumPy"
+                )
         if _is_on_cpu(like):
-            return np.empty(shape, numpy_dtype(dtype))
+            return np.empty(shape, wanted)
         namespace = like.__array_namespace__()
         (device,) = like.devices()
-        return namespace.empty(shape, dtype=numpy_dtype(dtype), device=device)
+        return namespace.empty(shape, dtype=wanted, device=device)
 
     def result(self, memory: Any) -> _core.BufferView:
         """Return the memory of an array from ``empty``."""

@@ -297,9 +297,9 @@ class _Rounds:
 
 
 def _identities(exchange: Exchange, mine: Identity) -> list[Identity]:
-    """Run the first round. All ranks raise if one identity is unreadable, one rank may open too
-    few files, or roles do not fit. If other groups of a parent take part in the rounds, they raise
-    after the last round.
+    """Run the first round. All ranks raise if versions differ, one identity is unreadable, one rank
+    may open too few files, or roles do not fit. If other groups of a parent take part in the
+    rounds, they raise after the last round.
     """
     blobs = exchange.all_gather(mine.to_bytes())
     try:
@@ -307,7 +307,7 @@ def _identities(exchange: Exchange, mine: Identity) -> list[Identity]:
         check_together(identities)
         check_roles(identities)
         return identities
-    except (errors.TransportError, errors.InvalidArgumentError):
+    except errors.PycollError:
         if not exchange.brief:
             sit_out(exchange.all_gather, ROUNDS - 1)
         raise

@@ -666,12 +666,13 @@ class Communicator(Reducing, Moving, Objects):
         self.close()
         return made
 
-    def abort(self, code: int = 1, reason: str = "") -> NoReturn:
+    def abort(self, reason: str = "", code: int = 1) -> NoReturn:
         """End the job: this process exits with ``code`` now, and every other rank raises an error.
 
-        A rank calls this when it cannot go on while other ranks wait for it. ``code``: the exit
-        status, 1 to 255; 0 is refused, since launchers would report success. ``reason``: a text;
-        the errors of the other ranks quote its first 60 characters.
+        A rank calls this when it cannot go on while other ranks wait for it; any thread of it may.
+        ``reason``: a text; the errors of the other ranks quote its first 60 characters. ``code``:
+        the exit status, 1 to 255; 0 is refused, since launchers would report success. A number in
+        the first place is the code, as in mpi4py, and a text in the second one is the reason.
 
         The other ranks raise PeerLostError, which names this rank and quotes the reason. A rank
         inside an operation of any communicator of this process raises it within 2 s; another rank
@@ -684,8 +685,10 @@ class Communicator(Reducing, Moving, Objects):
         thread. Standard output and error are flushed. Ranks that are threads of this process all
         end.
 
-        Raises InvalidArgumentError for a wrong code, and ClosedError in a forked child.
+        Raises InvalidArgumentError for a wrong code or reason, and ClosedError in a forked child.
         """
+        if not isinstance(reason, str):
+            reason, code = code if isinstance(code, str) else "", reason
         if isinstance(code, bool) or not isinstance(code, int) or not 1 <= code <= 255:
             raise InvalidArgumentError(f"code is {code!r}: expected an exit status from 1 to 255")
         why = f"it called abort({code})" + (f": {reason}"[:62] if reason else "")

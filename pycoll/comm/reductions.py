@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pycoll.arrays.registry import input_of, output_view
 from pycoll.arrays.rows import elements, need_axis, split_rows, with_rows
-from pycoll.comm.codecs import Coding, coding_of, runs_itself
+from pycoll.comm.codecs import Coding, check_elements, coding_of, runs_itself
 from pycoll.comm.operations import PS, Core, Ends, asks_for_servers, ends_of, operation, salt
 from pycoll.schedule.collectives import Collective
+from pycoll.types import ReduceOp
+
+if TYPE_CHECKING:
+    from pycoll.compress.sparse import TopK
 
 
 class Reducing(Core):
@@ -56,9 +60,9 @@ class Reducing(Core):
         shape and dtype of x, or x itself; for a list, a list of as many arrays. ``compress``: None,
         or a codec of pycoll.compress, the same on all ranks. With one, x is float16, bfloat16,
         float32 or float64 and ``op`` "sum" or "avg"; on a device it is not float64, and the codec
-        keeps every element (docs/gpu.md). ``feedback``: None, or a pycoll.compress.Feedback of this
-        array or list, which keeps what the codec leaves out for the next call. The other arguments
-        are those of all collectives, see Communicator.
+        keeps every element or is TopK (docs/gpu.md). ``feedback``: None, or a
+        pycoll.compress.Feedback of this array or list, which keeps what the codec leaves out for
+        the next call. The other arguments are those of all collectives, see Communicator.
 
         With a codec that keeps every element, such as ``Block("int8")``, each rank encodes what it
         sends; one rank folds a part of the array in full precision, in rank order, and encodes it
@@ -317,6 +321,34 @@ class Reducing(Core):
         return self._reduce_alike(
             Collective.EXSCAN, x, ends, op, 0, out, algorithm, async_op, deterministic, stream
         )
+
+    def _all_reduce_largest(
+        self,
+        codec: TopK,
+        x: Any,
+        op: Any,
+        *,
+        out: Any = None,
+        async_op: bool = False,
+        deterministic: bool | None = None,
+        stream: Any = None,
+        feedback: Any = None,
+    ) -> Any:
+        """Run the all_reduce of device arrays with a codec, whose density is that of this call."""
+        from pycoll.comm.fused_batches import Member, members_of
+        from pycoll.device.coded_calls import run_sparse
+
+        is_list = isinstance(x, list | tuple)
+        members = members_of(x, out) if is_list else [Member(x, out, ends_of(x, out))]
+        for one in members:
+            check_elements(Collective.ALL_REDUCE, one.ends.source.dtype, ReduceOp.SUM)
+
+        def results() -> Any:
+            made = [one.finisher()() for one in members]
+            return made[0] if not is_list else made if out is None else out
+
+        words = (op, deterministic)
+        return run_sparse(self, members, codec, words, stream, results, async_op, feedback)
 
     def _reduce_alike(
         self,

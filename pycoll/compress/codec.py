@@ -84,6 +84,21 @@ def as_bytes(codes: Any) -> Array:
     return np.frombuffer(codes, np.uint8)
 
 
+def remainder(wanted: Array, sent: Array) -> Array:
+    """Return what codes leave out of an array: the next residual.
+
+    ``wanted``: the array; ``sent``: what its codes decode to, of the same shape and type.
+
+    An infinity or a NaN that is sent leaves nothing. A NaN that is sent stands for all values of
+    the array that are not finite, so none of them stays in a residual.
+    """
+    is_sent = (sent == wanted) | np.isnan(sent)
+    if np.isnan(sent).any():
+        is_sent |= ~np.isfinite(wanted)
+    with np.errstate(invalid="ignore"):
+        return np.where(is_sent, wanted.dtype.type(0), wanted - sent)
+
+
 def wrong_length(codec: Codec, found: int, count: int, expected: str) -> InvalidArgumentError:
     """Return the error about codes that do not hold ``count`` values."""
     return InvalidArgumentError(

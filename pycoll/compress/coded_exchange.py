@@ -18,7 +18,6 @@ import contextlib
 import hashlib
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -26,7 +25,13 @@ import numpy as np
 
 from pycoll.arrays.rows import shares
 from pycoll.compress.codec import Array
-from pycoll.errors import InvalidArgumentError, MismatchError, PycollError, ReductionError
+from pycoll.errors import (
+    InvalidArgumentError,
+    MismatchError,
+    PycollError,
+    ReductionError,
+    odd_ranks,
+)
 
 #: The bytes of a description that an error shows.
 _TEXT_BYTES = 200
@@ -272,10 +277,7 @@ def _compare(comm: Any, name: str, told: bytes, tags: Sequence[int]) -> None:
     line[0, : len(shown)] = shown
     lines = comm.all_gather(line, lengths=[1] * comm.size)
     texts = [bytes(one).rstrip(b"\0").decode(errors="replace") for one in lines]
-    # Of equally frequent descriptions, that of the lowest rank counts.
-    usual = Counter(tags).most_common(1)[0][0]
-    odd = [rank for rank, one in enumerate(tags) if one != usual]
-    first = tags.index(usual)
+    first, odd = odd_ranks(dict(enumerate(tags)))
     raise MismatchError(
         f"ranks called with different arguments: rank {odd[0]} called {texts[odd[0]]}; rank "
         f"{first} called {texts[first]}",

@@ -49,11 +49,7 @@ class ComposedCodec(Codec):
         """
         name = "all_reduce"
         with named(name):
-            if algorithm is not None:
-                raise InvalidArgumentError(
-                    f"algorithm is {algorithm!r} and compress is {self!r}, which runs several "
-                    "collectives: leave algorithm out"
-                )
+            self.refuse_algorithm(algorithm)
             if stream is not None:
                 raise InvalidArgumentError(
                     f"stream is {stream!r}: compress takes arrays in host memory, which have none"
@@ -99,6 +95,14 @@ class ComposedCodec(Codec):
 
     def check_feedback(self, feedback: Feedback | None) -> None:
         """Raise InvalidArgumentError where a collective needs a Feedback and has none."""
+
+    def refuse_algorithm(self, algorithm: str | None) -> None:
+        """Raise InvalidArgumentError if there is one."""
+        if algorithm is not None:
+            raise InvalidArgumentError(
+                f"algorithm is {algorithm!r} and compress is {self!r}, which runs several "
+                "collectives: leave algorithm out"
+            )
 
     def broadcast(self, comm: Any, x: Any, root: int, **words: Any) -> Any:
         """Run ``comm.broadcast(x, root, compress=self)``; see there."""

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from pycoll.compress.codec import Array, as_bytes, as_float32
+from pycoll.compress.codec import Array, as_bytes, as_float32, remainder
 from pycoll.compress.coded_exchange import NO_CODES, Encoded, codes_of, from_owners, to_owners
 from pycoll.compress.composed import ComposedCodec, Started
 from pycoll.compress.host_sums import combined
@@ -140,7 +140,7 @@ class Custom(ComposedCodec):
             return self.encode(values)
         wanted = values + residuals[part]
         codes = self.encode(wanted)
-        residuals[part] = wanted - self.decode(codes, len(wanted))
+        residuals[part] = remainder(wanted, self.decode(codes, len(wanted)))
         return codes
 
     def _folded(self, arrived: list[Array], column: Sequence[int], rank: int, own: Array) -> Array:

@@ -129,9 +129,11 @@ class Block(DenseCodec):
     Arguments:
         ``codes``: "int8", from -127 to 127, or "int4", from -7 to 7.
         ``block``: the values that share a scale, a power of two from 32 to 4096.
-        ``rounding``: "nearest", or "stochastic": up or down by chance, so that the mean is right.
-        ``seed``: of stochastic rounding, from 0 to 2**64 - 1. Equal seeds give equal bits. Each
-            rank draws numbers of its own.
+        ``rounding``: "nearest", or "stochastic": up or down by chance. The mean over all seeds is
+            the value, in steps of 2**-16 of a code.
+        ``seed``: of stochastic rounding, from 0 to 2**64 - 1. The draw is a function of seed, rank
+            and place of the value, and not of the call: with one seed, equal arrays give equal
+            bits in all calls. ``dataclasses.replace(codec, seed=step)`` draws anew.
 
     With rounding to nearest, a value minus the value of its code is exact in float32. A block with
     an infinity or a NaN decodes to NaN. Errors: InvalidArgumentError for other arguments. Cost: 1

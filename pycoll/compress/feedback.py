@@ -198,6 +198,13 @@ class Feedback:
         kept[number] = moved = move(found)
         return moved
 
+    def forget(self, *, residuals: bool = False, factors: bool = False) -> None:
+        """Forget residuals, or the last Q of PowerSGD, and go on counting the calls."""
+        if residuals:
+            self._residuals, self._spares, self._pieces = {}, {}, {}
+        if factors:
+            self._factors = {}
+
     def check_free(self) -> None:
         """Begin a call: raise InvalidArgumentError while a Work is still to be waited for.
 
@@ -297,13 +304,23 @@ class Feedback:
             self._next[number].reshape(-1)[places] = 0
 
     @property
+    def masking(self) -> bool:
+        """Whether velocities of entries that codecs send places of become 0."""
+        return self._masking
+
+    @property
+    def is_warming(self) -> bool:
+        """Whether the next call belongs to the warm-up."""
+        return self.step < self._warmup
+
+    @property
     def warms(self) -> bool:
         """Whether there is a warm-up."""
         return self._warmup > 0
 
     def density(self, last: float) -> float:
         """Return the density of the next call, where the one behind the warm-up is ``last``."""
-        if self.step >= self._warmup:
+        if not self.is_warming:
             return last
         return float(last ** ((self.step + 1) / (self._warmup + 1)))
 

@@ -33,6 +33,9 @@ class PowerSGD(ComposedCodec):
     and one that P and Q would not make smaller, is sent whole. It needs feedback, which keeps Q
     from call to call, so that P Q^T comes near the best product of this rank.
 
+    A matrix with a NaN or an infinity on any rank becomes NaN on all ranks. It leaves no residual
+    there, and the next call begins with a new Q.
+
     Arguments: ``rank``, the columns of P and Q, at least 1; ``seed``, of the first Q, from 0 to
     2**64 - 1; ``saving``, at least 1: a matrix is sent whole unless P and Q have so many times
     fewer elements.
@@ -204,6 +207,9 @@ class _Call:
                 _core.thin_product(_core.view(matrix), *_factors(p, q), _core.view(matrix))
             else:
                 np.subtract(matrix, product(p, q), out=matrix)
+            # With a NaN in P, which is the same on all ranks, the result of all is NaN.
+            if not (np.isfinite(p).all() and np.isfinite(q).all()):
+                matrix[:] = 0
         self._given.replace()
 
     def results(self, received: Array) -> Array | None:
@@ -224,7 +230,8 @@ class _Call:
             else:
                 values[given.ends[n] : given.ends[n + 1]] = product(p, q_of_all).reshape(-1)
             if given.feedback is not None:
-                given.feedback.keep_factor(q_of_all, n)
+                keeps = np.isfinite(q_of_all).all()  # columns of zeros begin anew
+                given.feedback.keep_factor(q_of_all if keeps else np.zeros_like(q_of_all), n)
         at = 0
         for n in self._rest:
             begin, end = given.ends[n], given.ends[n + 1]
@@ -254,7 +261,8 @@ def orthonormal(p: Array) -> Array:
         after = _dot(column, column)
         # NaN and infinities times 0 are NaN, so they stay visible.
         keeps = after > before * _LEAST_SHARE**2
-        columns[number] = column / math.sqrt(after) if keeps else column * 0.0
+        with np.errstate(invalid="ignore"):
+            columns[number] = column / math.sqrt(after) if keeps else column * 0.0
     return np.ascontiguousarray(columns.T, p.dtype)
 
 

@@ -19,7 +19,7 @@ from pycoll import _core
 from pycoll.arrays.device_view import DeviceView
 from pycoll.arrays.registry import input_of, output_view
 from pycoll.arrays.rows import check_rows, elements, need_axis, split_rows, with_rows
-from pycoll.compress.codec import Array
+from pycoll.compress.codec import Array, remainder
 from pycoll.compress.coded_exchange import (
     NO_CODES,
     ComposedWork,
@@ -77,8 +77,9 @@ class Moved:
                 )
         if isinstance(self._view, DeviceView):
             raise InvalidArgumentError(
-                f"x is on {self._view.device}: {codec!r} takes arrays in host memory; copy it "
-                "to the host, or leave compress out"
+                f"x is on {self._view.device}: {codec!r} takes arrays in host memory in "
+                f"{self.name}. Take BF16, FP8, Block or Sign, copy the array to the host, or leave "
+                "compress out"
             )
         taken = _FLOATS if codec.wide else _FLOATS[:3]
         if self._view.dtype not in taken:
@@ -108,12 +109,12 @@ class Moved:
         wanted = wanted + (held[rows] if self.shape else held)
         codes = self.codec.encode_block(wanted, self.step)
         sent = self.decoded(codes, wanted.size).reshape(wanted.shape)
-        # An infinity or a NaN that has been sent leaves nothing.
-        is_sent = (sent == wanted) | (np.isnan(sent) & np.isnan(wanted))
-        with np.errstate(invalid="ignore"):
-            rest = np.where(is_sent, self.kind.type(0), wanted - sent)
+        rest = remainder(wanted, sent)
         left_out.append((rows, rest))
-        self._mask(rows, self.codec.places_of(codes, wanted.size, self.kind))
+        places = self.codec.places_of(codes, wanted.size, self.kind)
+        if places is not None:
+            told = np.flatnonzero(~np.isfinite(wanted) & (rest == 0))
+            self._mask(rows, np.union1d(places, told))
         return codes
 
     def decoded(self, codes: Array, count: int) -> Array:

@@ -27,16 +27,13 @@ class Operands:
     """
 
     def __init__(self, x: Any, out: Any, op: Any, feedback: Feedback | None, wide: bool) -> None:
-        self.mean = _is_mean(op)
+        self.mean = is_mean(op)
         self._is_list = isinstance(x, list | tuple)
         arrays = list(x) if self._is_list else [x]
         outs = [None] * len(arrays) if out is None else list(out) if self._is_list else [out]
         if len(outs) != len(arrays):
             raise InvalidArgumentError(f"out has {len(outs)} arrays for {len(arrays)} in x")
-        if feedback is not None and not isinstance(feedback, Feedback):
-            raise InvalidArgumentError(
-                f"feedback is {feedback!r}: expected a pycoll.compress.Feedback, or None"
-            )
+        check_feedback_type(feedback)
         names = [f"x[{n}]" if self._is_list else "x" for n in range(len(arrays))]
         views = [input_of(*one)[1] for one in zip(arrays, outs, names, strict=True)]
         self._dtype = _type_of(views, names, wide)
@@ -192,12 +189,29 @@ class Operands:
         return made if self._is_list else made[0]
 
 
+def check_feedback_type(feedback: Any) -> None:
+    """Raise InvalidArgumentError unless it is a Feedback, or None."""
+    if feedback is not None and not isinstance(feedback, Feedback):
+        raise InvalidArgumentError(
+            f"feedback is {feedback!r}: expected a pycoll.compress.Feedback, or None"
+        )
+
+
+def are_on_devices(x: Any) -> bool:
+    """Return whether an array, or one of a list, is on a device."""
+    is_list = isinstance(x, list | tuple)
+    named = [(f"x[{n}]", one) for n, one in enumerate(x)] if is_list else [("x", x)]
+    views = [framework_of(one, name).view(one, name) for name, one in named]
+    return any(isinstance(view, DeviceView) for view in views)
+
+
 def shifted(place: slice, by: int) -> slice:
     """Return a place among values that begin elsewhere."""
     return slice(place.start + by, place.stop + by)
 
 
-def _is_mean(op: Any) -> bool:
+def is_mean(op: Any) -> bool:
+    """Return whether op is "avg". Raise InvalidArgumentError unless it is that or "sum"."""
     word = ReduceOp(op).word if isinstance(op, ReduceOp) else op
     if word not in ("sum", "avg"):
         raise wrong_op(repr(word))
@@ -212,8 +226,8 @@ def _type_of(views: list[Any], names: list[str], wide: bool) -> int:
     for name, view in zip(names, views, strict=True):
         if isinstance(view, DeviceView):
             raise InvalidArgumentError(
-                f"{name} is on {view.device}: compress takes arrays in host memory; copy it to the "
-                "host, or leave compress out"
+                f"{name} is on {view.device}: this codec takes arrays in host memory. Take BF16, "
+                "FP8, Block, Sign or TopK, copy the array to the host, or leave compress out"
             )
         if view.dtype not in taken:
             raise wrong_type(name, view.dtype, taken)

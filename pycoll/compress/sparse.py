@@ -24,7 +24,7 @@ from pycoll.compress.composed import ComposedCodec, Started
 from pycoll.compress.dense import check_seed
 from pycoll.compress.feedback import Feedback
 from pycoll.compress.host_sums import Encoders, combined
-from pycoll.compress.operands import Operands
+from pycoll.compress.operands import Operands, are_on_devices, check_feedback_type, is_mean
 from pycoll.errors import InvalidArgumentError
 from pycoll.types import real, whole
 
@@ -201,6 +201,8 @@ class Chosen(NamedTuple):
     values: Array
     #: The residuals of the next call, one axis each, before what is sent is taken out.
     sums: list[Array]
+    #: The places that are taken out as well, since a NaN at another place stands for their values.
+    others: Array = np.empty(0, np.int64)
 
     def by_owner(self, encoders: Encoders) -> list[Array]:
         """Return the codes for each rank: those of the part that it owns of this rank's values."""
@@ -215,10 +217,13 @@ class Chosen(NamedTuple):
         """Take what is sent out of residuals and velocities, and count the call."""
         if given.feedback is None:
             return
-        given.mask(self.places)
-        cuts = np.searchsorted(self.places, given.ends)
+        gone = self.places
+        if len(self.others):
+            gone = np.union1d(gone, self.others)
+        given.mask(gone)
+        cuts = np.searchsorted(gone, given.ends)
         for (number, place), sums in zip(given.pieces(), self.sums, strict=True):
-            sums[self.places[cuts[number] : cuts[number + 1]] - place.start] = 0
+            sums[gone[cuts[number] : cuts[number + 1]] - place.start] = 0
         given.replace()
 
 
@@ -358,6 +363,10 @@ class DensityCodec(SparseCodec):
         """A short word for tables, with the density."""
         return f"{type(self).__name__.lower()}({self.density:g})"
 
+    def kept(self, count: int) -> int:
+        """Return how many of ``count`` values are sent."""
+        return kept(self.density, count)
+
     def check_warm_up(self) -> None:
         """Accept every warm-up."""
 
@@ -375,9 +384,9 @@ class TopK(DensityCodec):
     Arguments: ``density``, the share of the values that is sent, above 0 and at most 1. The number
     is rounded up.
 
-    NaN counts as larger than infinity. Of equal magnitudes the first ones are sent. Errors:
-    InvalidArgumentError for another density. Cost: 8 bytes for each value that is sent, and one
-    pass over all values.
+    NaN counts as larger than infinity. Of equal magnitudes the first ones are sent. ``all_reduce``
+    also takes arrays on devices. Errors: InvalidArgumentError for another density. Cost: 8 bytes
+    for each value that is sent, and one pass over all values in host memory, ten on devices.
 
     >>> codec = pycoll.compress.TopK(density=0.5)
     >>> codec.decode(codec.encode(np.float32([1, -3, 0, 2])), 4)
@@ -387,6 +396,17 @@ class TopK(DensityCodec):
     def modelled(self, count: int) -> Modelled | None:
         """Return what the cost model knows of the codec, for arrays of ``count`` values."""
         return Modelled("topk", 2 * kept(self.density, count) / max(count, 1), "places")
+
+    def all_reduce(self, comm: Any, x: Any, op: Any = "sum", **words: Any) -> Any:
+        """Run ``comm.all_reduce(x, op, compress=self)``; see there, and ``ComposedCodec``."""
+        if not are_on_devices(x):
+            return super().all_reduce(comm, x, op, **words)
+        self.refuse_algorithm(words.pop("algorithm", None))
+        is_mean(op)
+        feedback = words.get("feedback")
+        check_feedback_type(feedback)
+        codec = self if feedback is None else replace(self, density=feedback.density(self.density))
+        return comm._all_reduce_largest(codec, x, op, **words)
 
     def chosen(self, x: Array, step: int = 0) -> Array:
         """Return the places of the largest magnitudes, ascending."""
@@ -473,6 +493,10 @@ class RandomK(DensityCodec):
     each part is drawn. A collective needs feedback: its ``step`` changes the places from call to
     call.
 
+    If an array has a NaN or an infinity at a place that is not drawn, the value at the first drawn
+    place of the array is sent as NaN, so that all ranks see NaN there. This NaN stands for all
+    values of the array that are not finite: no residual keeps them.
+
     Arguments: ``density``, the share of the values that is sent, above 0 and at most 1; ``seed``,
     of the draws, from 0 to 2**64 - 1.
 
@@ -508,9 +532,11 @@ class RandomK(DensityCodec):
         """Return the codes of a block: the step, from which the places follow, and the values."""
         values = np.ascontiguousarray(x).reshape(-1)
         head = np.array([step], np.uint64)
-        return np.concatenate(
-            [head.view(np.uint8), values[self.chosen(values, step)].view(np.uint8)]
-        )
+        places = self.chosen(values, step)
+        sent = values[places]
+        if len(_unsent(values, places)):
+            sent[0] = np.nan
+        return np.concatenate([head.view(np.uint8), sent.view(np.uint8)])
 
     def unpacked(self, codes: Any, count: int, kind: np.dtype[Any]) -> tuple[Array, Array]:
         """Return the places and the values of some codes. Raise where there are none such."""
@@ -534,7 +560,7 @@ class RandomK(DensityCodec):
     ) -> Started:
         """Run the exchange of facts, and start an all_reduce of the values at the places."""
         step = 0 if given.feedback is None else given.feedback.step
-        chosen = gathered(self, given)
+        chosen = _with_nan(gathered(self, given), given)
         agree_first(comm, name, [chosen.codec, *given.facts(), f"step {step}"])
         word = "avg" if given.mean else "sum"
         work = comm.all_reduce(chosen.values, word, async_op=True, deterministic=deterministic)
@@ -546,6 +572,27 @@ class RandomK(DensityCodec):
             return values
 
         return work, values_of
+
+
+def _unsent(values: Array, places: Array) -> Array:
+    """Return the places of the values that are not finite, without ``places``, ascending."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        if np.isfinite(np.add.reduce(values)):  # one pass; with a NaN or an infinity no sum is
+            return np.empty(0, np.int64)
+    return np.setdiff1d(np.flatnonzero(~np.isfinite(values)), places)
+
+
+def _with_nan(chosen: Chosen, given: Operands) -> Chosen:
+    """Return what is sent, with NaN first in each array that has other values not finite."""
+    found = [chosen.others]
+    cuts = np.searchsorted(chosen.places, given.ends)
+    for (number, place), sums in zip(given.pieces(), chosen.sums, strict=True):
+        drawn = chosen.places[cuts[number] : cuts[number + 1]] - place.start
+        others = _unsent(sums, drawn)
+        if len(others):
+            chosen.values[cuts[number]] = np.nan
+            found.append(others + place.start)
+    return chosen._replace(others=np.concatenate(found))
 
 
 def draws_from(seed: int, count: int) -> Array:

@@ -1,10 +1,12 @@
-"""Collectives with a dense codec for device arrays: collectives of bytes around kernels.
+"""Collectives with a codec for device arrays: collectives of bytes around kernels.
 
-docs/gpu.md describes them; ``pycoll.device.coded_rounds`` has the steps.
+docs/gpu.md describes them; ``pycoll.device.coded_rounds`` has the steps of dense codecs, and
+``pycoll.device.sparse_rounds`` those of TopK.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -20,7 +22,9 @@ if TYPE_CHECKING:
     from pycoll.comm.operations import Core
     from pycoll.comm.plans import Prepared
     from pycoll.comm.work import Work
+    from pycoll.compress.sparse import TopK
     from pycoll.device.coded_rounds import CodedCall, Exchange
+    from pycoll.device.sparse_rounds import SparseCall
 
 #: Marks the collectives of bytes. No dimension of an array is as large.
 _MARK = 1 << 61
@@ -47,6 +51,10 @@ class _Kept(NamedTuple):
     def momentum(self) -> float:
         return float(self.feedback.momentum)
 
+    @property
+    def masking(self) -> bool:
+        return bool(self.feedback.masking)
+
     def memory(self, move: Callable[[Any], Any], name: str) -> Any:
         return self.feedback.on_device(self.shape, self.number, move, name)
 
@@ -55,7 +63,8 @@ def run_coded(
     communicator: Core, ready: Ready, async_op: bool, feedback: Any, finish: Callable[[], Any]
 ) -> Any:
     """Run the collective of one array, and return ``finish()``, or a Work of that."""
-    return _run(communicator, [ready], async_op, feedback, finish)
+    call = _call_of(communicator, [ready])
+    return _run(communicator, [ready], call, async_op, feedback, finish)
 
 
 def start_coded_list(
@@ -72,17 +81,62 @@ def start_coded_list(
     ``words``: the arguments op, algorithm and deterministic, and the codec. Raises
     InvalidArgumentError unless all arrays are on a device.
     """
-    if not all(isinstance(one.ends.source, DeviceView) for one in members):
-        raise InvalidArgumentError(
-            "x has arrays in host memory and on a device: with compress pass lists of one kind"
-        )
-    ready = [_member(communicator, one, stream, *words) for one in members]
-    made = _run(communicator, ready, async_op, feedback, results)
+    ready = _members(communicator, members, stream, words)
+    call = _call_of(communicator, ready)
+    made = _run(communicator, ready, call, async_op, feedback, results)
     if async_op:
         return cast("Work", made)
     work = _core.open_work()
     _core.fill_work(work, made)
     return work
+
+
+def run_sparse(
+    communicator: Core,
+    members: Sequence[Member],
+    codec: TopK,
+    words: tuple[Any, bool | None],
+    stream: Any,
+    results: Callable[[], Any],
+    async_op: bool,
+    feedback: Any,
+) -> Any:
+    """Run the all_reduce of TopK. Return ``results()``, or a Work of that.
+
+    ``codec``: with the density of this call. ``words``: the arguments op and deterministic. Raises
+    InvalidArgumentError unless all arrays are on a device.
+    """
+    from pycoll.device.sparse_rounds import Chosen, SparseCall
+
+    op, deterministic = words
+    ready = _members(communicator, members, stream, (op, None, deterministic, None))
+    arrays = []
+    for one in ready:
+        count = one.source.count
+        if count >= _core.DEVICE_SPARSE_MAX:
+            raise InvalidArgumentError(
+                f"x has {count} values on a device: TopK takes fewer than 2**32 there; pass a list "
+                "of several arrays"
+            )
+        arrays.append(Chosen(count, codec.kept(count), one.source.dtype))
+    warms = feedback is not None and feedback.is_warming
+    call = SparseCall(arrays, communicator.size, _divisor(communicator, ready), warms)
+    told = struct.unpack("<q", struct.pack("<d", codec.density))[0]
+    return _run(communicator, ready, call, async_op, feedback, results, (told,))
+
+
+def _members(
+    communicator: Core,
+    members: Sequence[Member],
+    stream: Any,
+    words: tuple[Any, str | None, bool | None, Coding | None],
+) -> list[Ready]:
+    """Return the all_reduces of the arrays of a list; ``words`` as in ``start_coded_list``."""
+    if not all(isinstance(one.ends.source, DeviceView) for one in members):
+        raise InvalidArgumentError(
+            "x has arrays in host memory and on a device: with compress pass lists of one kind"
+        )
+    return [_member(communicator, one, stream, *words) for one in members]
 
 
 def _member(
@@ -92,7 +146,7 @@ def _member(
     op: Any,
     algorithm: str | None,
     deterministic: bool | None,
-    coding: Coding,
+    coding: Coding | None,
 ) -> Ready:
     """Return the all_reduce of one array of a list."""
     source = member.ends.source
@@ -121,16 +175,21 @@ def _check_type(ready: Ready) -> None:
 def _run(
     communicator: Core,
     ready: Sequence[Ready],
+    call: CodedCall | SparseCall,
     async_op: bool,
     feedback: Any,
     finish: Callable[[], Any],
+    told: tuple[int, ...] = (),
 ) -> Any:
-    """Launch the collective of some arrays, and count the call of a Feedback that is free."""
+    """Launch the collective of some arrays, and count the call of a Feedback that is free.
+
+    ``told``: numbers below 2**62 that ranks compare besides the plans of the arrays.
+    """
     from pycoll.device.device_operations import OnDevice
 
     for one in ready:
         _check_type(one)
-    call, exchanges = _call_of(communicator, ready)
+    exchanges = _exchanges(communicator, ready, call, told)
     members = [OnDevice(one.source, one.target, one.place) for one in ready]
     kept = [
         _Kept(feedback, tuple(one.source.shape), number)
@@ -158,8 +217,8 @@ def _run(
     return made
 
 
-def _call_of(communicator: Core, ready: Sequence[Ready]) -> tuple[CodedCall, list[Exchange]]:
-    from pycoll.device.coded_rounds import CodedCall, Exchange, hosts_of, parts_of
+def _call_of(communicator: Core, ready: Sequence[Ready]) -> CodedCall:
+    from pycoll.device.coded_rounds import CodedCall, hosts_of, parts_of
     from pycoll.device.device_codes import Parts
 
     prepared = ready[0].prepared
@@ -173,21 +232,36 @@ def _call_of(communicator: Core, ready: Sequence[Ready]) -> tuple[CodedCall, lis
         else Parts(codec, tuple(one.counts), range(len(one.counts)))
         for one in ready
     ]
+    divisor = _divisor(communicator, ready)
+    return CodedCall(collective, arrays, communicator.rank, plan.root, divisor, hosts)
+
+
+def _divisor(communicator: Core, ready: Sequence[Ready]) -> int:
+    """Return what sums are divided by, or 0."""
+    prepared, size = ready[0].prepared, communicator.size
     averages = prepared.reduction is not None and prepared.op == ReduceOp.AVG and size > 1
-    divisor = size if averages else 0
-    call = CodedCall(collective, arrays, communicator.rank, plan.root, divisor, hosts)
+    return size if averages else 0
+
+
+def _exchanges(
+    communicator: Core, ready: Sequence[Ready], call: CodedCall | SparseCall, told: tuple[int, ...]
+) -> list[Exchange]:
+    """Return the collectives of bytes of a call."""
+    from pycoll.device.coded_rounds import Exchange
+
+    prepared = ready[0].prepared
     # A sum and a mean have equal codes of the parts, so the key has to tell them apart.
     agreed = prepared.key ^ prepared.op << 40
     if len(ready) > 1:
-        told = _core.CallArrays()
+        arrays = _core.CallArrays()
         for one in ready:
-            told.add(one.prepared.dtype, one.prepared.op, one.source.shape)
-        agreed ^= told.key
+            arrays.add(one.prepared.dtype, one.prepared.op, one.source.shape)
+        agreed ^= arrays.key
     exchanges = []
     for of, counts in call.exchanges():
         found = communicator._prepare(
-            of, DType.UINT8, None, plan.root, call.exchanged, None, None, (_MARK,)
+            of, DType.UINT8, None, prepared.plan.root, call.exchanged, None, None, (_MARK, *told)
         )
         lanes = communicator._plans.lanes(found.plan)
         exchanges.append(Exchange(found._replace(key=found.key ^ agreed), lanes, counts))
-    return call, exchanges
+    return exchanges

@@ -50,11 +50,16 @@ class Exchange(NamedTuple):
 
 
 class Ends(NamedTuple):
-    """The memory of one array. ``rests``: the address of its residual, or 0."""
+    """The memory of one array.
+
+    ``rests``: the address of its residual, or 0. ``masks``: the address of velocities that become 0
+    where a codec sends the value, or 0.
+    """
 
     values: Floats
     result: Floats
     rests: int
+    masks: int = 0
 
 
 class Round(NamedTuple):
@@ -150,33 +155,32 @@ class CodedCall(NamedTuple):
             blocks = {Collective.ALL_TO_ALL: size * size, Collective.ALL_GATHER: size}.get(one, 1)
             yield one, [self.stride] * blocks
 
+    def rounds(self, ends: Sequence[Ends], scratch: int) -> list[Round]:
+        """Return the rounds of a call, one for each of its exchanges.
+
+        ``ends``: of each array. ``scratch``: the address of that memory. A round uses the memory of
+        the one before, which has ended by then.
+        """
+        if self.collective is Collective.ALL_GATHER:
+            return [_gathered(self, ends, scratch)]
+        if self.collective is Collective.BROADCAST:
+            return [_broadcast(self, ends, scratch)]
+        if self.collective is Collective.REDUCE_SCATTER:
+            return _reduced(self, ends, scratch)
+        total = Floats(scratch + 2 * self.exchanged + self.shelf, DType.FLOAT32)
+        folded, replies = [], []
+        for parts, one, nbytes in zip(self.arrays, ends, self.slots, strict=True):
+            begin = parts.begin(parts.of_ranks[self.rank])
+            folded.append(one._replace(result=total))
+            replies.append(Ends(total, one.result, one.rests and one.rests + FLOAT_BYTES * begin))
+            total = total._replace(address=total.address + nbytes)
+        return [*_reduced(self, folded, scratch), _gathered(self, replies, scratch)]
+
     def cut(self, address: int) -> Iterator[Codes]:
         """Yield the codes of each array in memory of all codes."""
         for one in self.arrays:
             yield Codes(address, self.stride)
             address += one.nbytes
-
-
-def coded_rounds(call: CodedCall, ends: Sequence[Ends], scratch: int) -> list[Round]:
-    """Return the rounds of a call, one for each of its exchanges.
-
-    ``ends``: of each array. ``scratch``: the address of ``call.scratch`` bytes. A round uses the
-    memory of the one before, which has ended by then.
-    """
-    if call.collective is Collective.ALL_GATHER:
-        return [_gathered(call, ends, scratch)]
-    if call.collective is Collective.BROADCAST:
-        return [_broadcast(call, ends, scratch)]
-    if call.collective is Collective.REDUCE_SCATTER:
-        return _reduced(call, ends, scratch)
-    total = Floats(scratch + 2 * call.exchanged + call.shelf, DType.FLOAT32)
-    folded, replies = [], []
-    for parts, one, nbytes in zip(call.arrays, ends, call.slots, strict=True):
-        begin = parts.begin(parts.of_ranks[call.rank])
-        folded.append(one._replace(result=total))
-        replies.append(Ends(total, one.result, one.rests and one.rests + FLOAT_BYTES * begin))
-        total = total._replace(address=total.address + nbytes)
-    return [*_reduced(call, folded, scratch), _gathered(call, replies, scratch)]
 
 
 def _reduced(call: CodedCall, ends: Sequence[Ends], scratch: int) -> list[Round]:

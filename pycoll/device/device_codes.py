@@ -17,6 +17,8 @@ from pycoll.types import ITEM_BYTES, DType
 #: Codes of a part begin at multiples of this many bytes, so that no kernel loads them by bytes.
 _ALIGNMENT = 16
 FLOAT_BYTES = 4
+#: Of steps without codes: its blocks are what a warp works on.
+WHOLE_VALUES = _core.Codec(0, 256, False, 0)
 _NAP_S = 50e-6
 
 
@@ -110,16 +112,17 @@ class Parts(NamedTuple):
         """
         return ("total", self.codec, 0, stride, count, *values, *result, rows)
 
-    def correct(self, count: int, values: Floats, velocities: int, momentum: float) -> Copy:
-        """Return the step that makes ``count`` velocities of a call, momentum u + x."""
-        return ("correct", self.codec, 0, 0, count, *values, velocities, momentum)
-
     def _is_even(self) -> bool:
         """Whether one step knows all parts: they are cut evenly, and in the order of ranks."""
         count = len(self.lengths)
         return tuple(self.of_ranks) == tuple(range(count)) and self.lengths == cut(
             sum(self.lengths), count
         )
+
+
+def corrected(count: int, values: Floats, velocities: int, momentum: float) -> Copy:
+    """Return the step that makes ``count`` velocities of a call, momentum u + x."""
+    return ("correct", WHOLE_VALUES, 0, 0, count, *values, velocities, momentum)
 
 
 def aligned(nbytes: int) -> int:
@@ -134,14 +137,15 @@ def cut(count: int, parts: int) -> tuple[int, ...]:
 
 
 class Kept(Protocol):
-    """The memory that a Feedback has of one array.
-
-    ``momentum``: of momentum correction, or 0.
-    """
+    """The memory that a Feedback has of one array."""
 
     @property
     def momentum(self) -> float:
-        """The factor of the last velocities."""
+        """The factor of the last velocities; 0 without momentum correction."""
+
+    @property
+    def masking(self) -> bool:
+        """Whether the velocities of values that codecs send places of become 0."""
 
     def memory(self, move: Callable[[Any], Residual], name: str) -> Residual:
         """Return "residuals" or "velocities" on the device, where ``move`` puts them."""

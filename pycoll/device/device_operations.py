@@ -25,13 +25,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pycoll import _core
 from pycoll.arrays.device_view import DeviceView, Where
 from pycoll.bootstrap.discovery.host import process_token
-from pycoll.device.coded_rounds import CodedCall, Ends, Exchange, coded_rounds
-from pycoll.device.device_codes import Floats, Kept, Residual, residual_for
+from pycoll.device.coded_rounds import CodedCall, Ends, Exchange
+from pycoll.device.device_codes import Floats, Kept, Residual, corrected, residual_for
 from pycoll.device.device_copies import Conversion, Copies, Copy, conversion, order_memory
 from pycoll.device.device_messages import MessagePlans, rounds_of
 from pycoll.device.device_registry import DeviceRegistry
 from pycoll.device.device_work import DeviceWork
 from pycoll.device.host_staging import Staging
+from pycoll.device.sparse_rounds import SparseCall
 from pycoll.errors import InvalidArgumentError
 from pycoll.types import DType
 
@@ -210,14 +211,14 @@ class Devices:
 
     def run_coded(
         self,
-        call: CodedCall,
+        call: CodedCall | SparseCall,
         exchanges: Sequence[Exchange],
         members: Sequence[OnDevice],
         kept: Sequence[Kept | None],
         async_op: bool,
         finish: Callable[[], Any],
     ) -> Any:
-        """Launch a collective with a codec; see ``run_list`` and ``pycoll.device.coded_rounds``.
+        """Launch a collective with a codec; see ``run_list``, and the modules of the calls.
 
         ``kept``: the memory of each array's feedback; None without any.
         """
@@ -225,19 +226,25 @@ class Devices:
             native = self._opened(source, target)
         where = members[0].where
         stream, others = _joined(native, members)
+        if isinstance(call, SparseCall) and call.warms and native.capture_of(stream):
+            raise InvalidArgumentError(
+                "feedback is in its warm-up, and a graph would send the density of this call in "
+                "each replay: make the calls of the warm-up before the capture begins"
+            )
         copies, corrections = Copies(), list[Copy]()
         ends, changed = [], list[Residual]()
-        for parts, member, one in zip(call.arrays, members, kept, strict=True):
+        for member, one in zip(members, kept, strict=True):
             values, result = copies.source(member.source, member.where), member.target
             found = _residuals(native, member, one, copies)
             memory = [_floats(each.view) for each in found]
             given = _floats(values)
             if one is not None and one.momentum:
                 count, to = member.source.count, memory[1].address
-                corrections.append(parts.correct(count, given, to, one.momentum))
+                corrections.append(corrected(count, given, to, one.momentum))
                 given = memory[1]
             rests = memory[0].address if memory else 0
-            ends.append(Ends(given, _floats(copies.target(result, member.where)), rests))
+            masks = memory[1].address if one is not None and one.momentum and one.masking else 0
+            ends.append(Ends(given, _floats(copies.target(result, member.where)), rests, masks))
             changed += found
         copies.before += corrections
         copies.memory += changed
@@ -246,7 +253,7 @@ class Devices:
         mark = None
         # Calls of several threads use the memory of codes one after the other, as they launch.
         with self._coding:
-            rounds = coded_rounds(call, ends, native.scratch(call.scratch))
+            rounds = call.rounds(ends, native.scratch(call.scratch))
             rounds[0].before[:0] = copies.before
             rounds[-1].after.extend(copies.after)
             for each, exchange in zip(rounds, exchanges, strict=True):

@@ -41,7 +41,8 @@ TURNS_MAX = 64
 OVERLAP_S = 0.025
 OVERLAP_MESSAGES = 8
 OVERLAP_REPEATS = 3
-#: Messages that would take more than this many seconds are not measured.
+#: Messages that would take more than this many seconds are not measured, except that two lengths
+#: always are: one length alone does not tell what a byte costs.
 PATIENCE_S = 0.15
 #: Messages to servers that are under way together. They need as much memory as there is for turns.
 UNDER_WAY = 8
@@ -158,7 +159,7 @@ def _times(
     seconds: list[float] = []
     for nbytes in LENGTHS:
         # The seconds are equal on all ranks, so all ranks stop at the same length.
-        if seconds and seconds[-1] * nbytes / lengths[-1] > PATIENCE_S:
+        if len(seconds) > 1 and seconds[-1] * nbytes / lengths[-1] > PATIENCE_S:
             break
         lengths.append(nbytes)
         works: deque[Any] = deque()

@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from pycoll.errors import InvalidArgumentError, MismatchError
+from pycoll.errors import InvalidArgumentError, MismatchError, odd_ranks
 from pycoll.gradients.buckets import zeros
 from pycoll.gradients.chooser import Decision, decide
 from pycoll.gradients.codec_choice import allowed, check_codecs, check_device, picks
@@ -475,14 +475,16 @@ def _check_entries(entries: Sequence[Entry], op: str) -> None:
 
 
 def need_alike(comm: Any, what: str, facts: Any) -> None:
-    """Raise MismatchError, naming the first difference, unless all ranks pass equal ``facts``.
+    """Raise MismatchError unless all ranks pass equal ``facts``. Collective.
 
-    Collective. ``what``: a noun in plural for the error text. ``facts``: any JSON value.
+    It names the ranks that differ from most others, and the first difference of the first of them.
+    ``what``: a noun in plural for the error text. ``facts``: any JSON value.
     """
     text = json.dumps(facts)
     digest = np.frombuffer(hashlib.sha256(text.encode()).digest(), np.uint8)
-    every = comm.all_gather(digest[None], lengths=[1] * comm.size)
-    if all(bytes(one) == bytes(every[0]) for one in every):
+    gathered = comm.all_gather(digest[None], lengths=[1] * comm.size)
+    usual, odd = odd_ranks({rank: bytes(one) for rank, one in enumerate(gathered)})
+    if not odd:
         return
     texts = comm.all_gather(np.frombuffer(text.encode(), np.uint8))
     lengths = comm.all_gather(np.array([len(text.encode())], np.int64))
@@ -490,8 +492,13 @@ def need_alike(comm: Any, what: str, facts: Any) -> None:
     for length in lengths:
         told.append(json.loads(bytes(texts[at : at + int(length)])))
         at += int(length)
-    rank = next(r for r, one in enumerate(told) if one != told[0])
-    raise MismatchError(f"{what} of ranks 0 and {rank} differ: {_difference(told[0], told[rank])}")
+    rank = odd[0]
+    raise MismatchError(
+        f"{what} of rank {rank} differ from those of rank {usual}: "
+        f"{_difference(told[rank], told[usual])}",
+        rank=rank,
+        ranks=odd,
+    )
 
 
 def _difference(one: Any, other: Any) -> str:

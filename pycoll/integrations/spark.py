@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import base64
 import importlib
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -57,6 +58,15 @@ def init(**words: Any) -> pycoll.Communicator:
     )
 
 
+def _local_slots(spark_context: Any) -> int | None:
+    """Count the tasks that run at once in this process; None where executors may still come."""
+    if not re.match(r"local(\[|$)", str(spark_context.master)):
+        return None
+    if spark_context.getConf().contains("spark.default.parallelism"):
+        return None
+    return int(spark_context.defaultParallelism)
+
+
 def run(
     spark_context: Any,
     function: Callable[..., Any],
@@ -71,11 +81,19 @@ def run(
 
     Returns the results in rank order. An exception of a task fails the stage, as Spark reports it.
 
-    Raises InvalidArgumentError for a size below 1, and Spark's error if a task fails.
+    Raises InvalidArgumentError for a size below 1 or above the slots of a local master, and Spark's
+    error if a task fails. Executors of a cluster may still come, so there Spark itself looks for
+    slots, 40 times, one every 15 s (``spark.scheduler.barrier.maxConcurrentTasksCheck.*``).
 
     Cost: one Spark job and the cost of ``init``.
     """
     ranks = check_size(spark_context.defaultParallelism if size is None else size)
+    slots = _local_slots(spark_context)
+    if slots is not None and ranks > slots:
+        raise InvalidArgumentError(
+            f"size is {ranks} and the master {spark_context.master} has {slots} slots: all ranks "
+            f"run at once, so pass at most {slots} or give the master more"
+        )
 
     def task(rows: Iterator[Any]) -> Iterator[tuple[int, Any]]:
         comm = init(**words)

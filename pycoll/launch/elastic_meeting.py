@@ -36,6 +36,7 @@ from pycoll.bootstrap.discovery.network import (
     parse_address,
     watch_host,
 )
+from pycoll.bootstrap.discovery.versions import versions
 from pycoll.bootstrap.handshake import Claim, Purpose, Verdict, receive_exactly, scope_of
 from pycoll.bootstrap.rendezvous.frames import (
     HEAD,
@@ -55,23 +56,26 @@ from pycoll.errors import InvalidArgumentError, PycollError, TransportError
 from pycoll.launch.elastic_jobs import ElasticJob, ElasticOptions, JobHost
 from pycoll.launch.node_meeting import (
     NodeOptions,
+    compare_programs,
     compare_versions,
     enter_meeting,
-    versions,
 )
 from pycoll.launch.node_meeting import Verdict as JobVerdict
 from pycoll.untrusted import json_object, read_json
 
 #: Longest frame of a launcher: a world of RANKS_MAX ranks has less than a tenth of it.
 _ORDER_BYTES_MAX = 1 << 20
-_FACTS = {"pycoll": str, "python": str, "host": str, "refusal": str, "slots": int}
+_FACTS = {
+    **{"pycoll": str, "python": str, "host": str, "slots": int, "program": str, "refusal": str}
+}
 
 
 class HostShare(NamedTuple):
-    """The share of this host in the job: its slots. ``refusal`` says why the command cannot run
-    here; it is empty if it can."""
+    """The share of this host in the job: its slots, and what their ranks run (``program_of``).
+    ``refusal`` says why the command cannot run here; it is empty if it can."""
 
     slots: int
+    program: str = ""
     refusal: str = ""
 
 
@@ -296,6 +300,7 @@ class ElasticServer(ElasticSeat):
         self._store: StoreServer | None = None
         self._admission: Admission | None = None
         self._by = Deadline(0.0 if nodes is None else nodes.start_timeout_s)
+        self.program = share.program
         self._refusal = f"host {host} (node 0): {share.refusal}" if share.refusal else ""
         count = 1 if nodes is None else nodes.nodes
         self._job = ElasticJob(options, count, self.job_id, self._serve, self._lose_ranks, say)
@@ -443,6 +448,9 @@ class _Guest:
         job, here = self._server._job, versions()
         try:
             compare_versions(here, self._server.host, facts, facts["host"])
+            if not facts["refusal"]:
+                mine = self._server.program
+                compare_programs([(0, mine), (self._node, facts["program"])])
         except InvalidArgumentError as error:
             self._refuse(str(error))
             return
@@ -540,8 +548,7 @@ def join_job(options: NodeOptions, share: HostShare) -> ElasticLink:
     facts = {
         **versions(),
         "host": options.host or socket.gethostname(),
-        "refusal": share.refusal,
-        "slots": share.slots,
+        **share._asdict(),
     }
     try:
         sock.sendall(frame(Kind.ORDER, json.dumps(facts).encode()))

@@ -1,6 +1,8 @@
 """One rank of ``pycoll.run``: ``python -m pycoll.launch.function_rank FOLDER``.
 
-The folder holds the pickled call, and each rank leaves its result there for its launcher.
+The folder holds the pickled call, and each rank leaves its outcome there for its launcher: the
+pickled pair of a text, empty if all is well, and bytes. The bytes are the pickled result, or else
+the pickled exception; None where that cannot be pickled. The pair itself can always be unpickled.
 """
 
 from __future__ import annotations
@@ -16,18 +18,29 @@ from pycoll.launch.host_agent import CALL, RESULT
 
 def main(folder: str) -> int:
     """Call the function and write what it returns or raises; returns the exit status."""
+    rank = os.environ["PYCOLL_RANK"]
+    failure, packed = _outcome_of(folder, rank)
+    path = os.path.join(folder, RESULT.format(rank))
+    with open(path + ".part", "wb") as file:
+        pickle.dump((failure, packed), file, protocol=5)
+    os.replace(path + ".part", path)
+    return 1 if failure else 0
+
+
+def _outcome_of(folder: str, rank: str) -> tuple[str, bytes | None]:
+    """Call the function; returns why it failed, or an empty text, and the bytes of the outcome."""
     try:
         with open(os.path.join(folder, CALL), "rb") as file:
             function, args, kwargs = pickle.load(file)
-        outcome = _packed((True, function(*args, **kwargs)))
-        status = 0
+        result = function(*args, **kwargs)
     except Exception as error:
-        outcome, status = _packed_failure(error), 1
-    path = os.path.join(folder, RESULT.format(os.environ["PYCOLL_RANK"]))
-    with open(path + ".part", "wb") as file:
-        file.write(outcome)
-    os.replace(path + ".part", path)
-    return status
+        text = "".join(traceback.format_exception(error))
+        return f"the function failed on rank {rank}:\n{text}", _packed_or_none(error)
+    try:
+        return "", _packed(result)
+    except Exception as error:
+        text = "".join(traceback.format_exception(error))
+        return f"the result of rank {rank} cannot be pickled:\n{text}", _packed_or_none(error)
 
 
 def _packed(value: Any) -> bytes:
@@ -38,13 +51,11 @@ def _packed(value: Any) -> bytes:
     return bytes(cloudpickle.dumps(value, protocol=5))
 
 
-def _packed_failure(error: Exception) -> bytes:
-    """Pack the traceback and, where it can be pickled, the exception itself."""
-    text = "".join(traceback.format_exception(error))
+def _packed_or_none(error: Exception) -> bytes | None:
     try:
-        return _packed((False, text, error))
+        return _packed(error)
     except Exception:
-        return _packed((False, text, None))
+        return None
 
 
 if __name__ == "__main__":

@@ -23,12 +23,13 @@ from typing import Any
 from pycoll.bootstrap.dial import Candidate, order_candidates, probe, routes_to
 from pycoll.bootstrap.discovery.host import machine_identity
 from pycoll.bootstrap.discovery.network import interfaces, listen_in_range
+from pycoll.bootstrap.discovery.versions import versions
 from pycoll.config import Config
 from pycoll.errors import InvalidArgumentError, PycollError
 from pycoll.launch.elastic_jobs import ElasticOptions
 from pycoll.launch.host_notes import read_order, write_note
 from pycoll.launch.launcher import launch, threads_of_ranks
-from pycoll.launch.node_meeting import NodeOptions, Verdict, versions
+from pycoll.launch.node_meeting import NodeOptions, Verdict
 from pycoll.launch.rank_crew import LaunchOptions
 from pycoll.launch.rank_process import resolve_command
 

@@ -55,12 +55,15 @@ def parse_line(words: Sequence[str], where: str, least: int = 1) -> HostSlots:
     InvalidArgumentError, which begins with ``where``."""
     if len(words) == 1:
         return _host_of(words[0], where, least)
-    key, equals, count = "".join(words[1:]).partition("=")
-    if key != "slots" or not equals:
+    options = " ".join(words[1:]).replace(" =", "=").replace("= ", "=").split()
+    found = dict(one.split("=", 1) for one in options if "=" in one)
+    # Open MPI's bound on further ranks of a host; pycoll starts none beyond the slots.
+    known = {"slots", "max_slots", "max-slots"}
+    if "slots" not in found or len(found) < len(options) or not known.issuperset(found):
         raise InvalidArgumentError(
             f"{where}: {' '.join(words)!r} is no host: expected host:slots or host slots=n"
         )
-    return HostSlots(_name_of(words[0], where), _slots_of(count, where, least))
+    return HostSlots(_name_of(words[0], where), _slots_of(found["slots"], where, least))
 
 
 def _host_of(word: str, where: str, least: int = 1) -> HostSlots:

@@ -25,13 +25,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
+from pycoll.bootstrap.discovery.versions import versions
 from pycoll.bootstrap.rendezvous.frames import PULSE_S, SILENCE_S
 from pycoll.config import PREFIX, Config
 from pycoll.errors import InvalidArgumentError, TransportError
 from pycoll.launch.elastic_jobs import ElasticOptions
 from pycoll.launch.host_list import HostSlots
 from pycoll.launch.host_notes import NoteFilter, control_line, new_mark, write_order
-from pycoll.launch.node_meeting import START_S, Verdict, compare_versions, versions
+from pycoll.launch.node_meeting import START_S, Verdict, compare_versions
 from pycoll.launch.rank_crew import KILL_S, SIGNAL_GRACE_S
 from pycoll.launch.rank_output import RankOutput
 from pycoll.launch.signals import signals_caught, terminal_stop_ignored
@@ -170,6 +171,7 @@ def launch_on_hosts(
 ) -> Verdict | None:
     """Run a job on several hosts and wait; returns its failure, or None if all ranks ended well.
 
+    The ``signum`` of the failure is the first signal that this process has passed on, else 0.
     ``results(rank, data)`` is called with what ranks that call a function have left. Raises
     InvalidArgumentError or TransportError, with each host and its reason, if an agent does not
     start. No process of the job is left running on any host that can still be reached.
@@ -410,7 +412,10 @@ class HostsJob:
                 # The agents that are left have had their time; they are stopped, or unreachable.
                 self._exit_s = KILL_S
                 break
-        return self._conclude(self._agents[0] if self._work.tolerate else None)
+        failure = self._conclude(self._agents[0] if self._work.tolerate else None)
+        # Agents that had to be killed report no signal, and other agents report a failure that came
+        # before the signal. A signal that only one agent got does not count.
+        return None if failure is None else failure._replace(signum=self._passed_on)
 
     def _is_ending(self) -> bool:
         """Return whether the job has ended on some host, so that it ends on the others soon."""
@@ -452,6 +457,8 @@ class HostsJob:
         if self._verdicts:
             # All nodes report one failure, but for one that was cut off from the others.
             texts = list(dict.fromkeys([one.text for one in self._verdicts]))
+            if self._passed_on and self._verdicts[0].signum == self._passed_on:
+                texts = [f"stopped by {signal.Signals(self._passed_on).name}"]
             return self._verdicts[0]._replace(text="\n".join(texts[:4]))
         lost = [
             f"host {agent.host.name}: its agent or the connection to it ended with status "

@@ -35,7 +35,7 @@ from pycoll.launch.elastic_jobs import ElasticOptions
 from pycoll.launch.elastic_meeting import ElasticSeat, ElasticServer, HostShare, join_job
 from pycoll.launch.node_meeting import NodeOptions, NodeShare, meet_nodes
 from pycoll.launch.rank_crew import Crew, LaunchOptions, say
-from pycoll.launch.rank_process import resolve_command
+from pycoll.launch.rank_process import program_of, resolve_command
 
 
 def launch(options: LaunchOptions) -> int:
@@ -146,7 +146,8 @@ def _launch_node(
         def check() -> None:
             command.extend(resolve_command(options.command))
 
-        mine = NodeShare(options.total, options.servers, options.tolerate)
+        program = program_of(options.command) if options.ranks else ""
+        mine = NodeShare(options.total, options.servers, options.tolerate, program)
         link = meet_nodes(node, mine, check, offer)
         undo.callback(link.close)
         share = link.share
@@ -187,7 +188,7 @@ def _launch_elastic(
         command = resolve_command(options.command)
     except InvalidArgumentError as error:
         refusal = str(error)
-    share = HostShare(options.ranks, refusal)
+    share = HostShare(options.ranks, program_of(options.command), refusal)
     with contextlib.ExitStack() as undo:
         seat: ElasticSeat
         if node is not None and node.node != 0:

@@ -12,7 +12,6 @@ import contextlib
 import hmac
 import json
 import os
-import platform
 import socket
 import threading
 import time
@@ -21,10 +20,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from pycoll import __version__
 from pycoll.bootstrap.deadline import Deadline
 from pycoll.bootstrap.discovery.network import parse_address
 from pycoll.bootstrap.discovery.torch_variables import Share
+from pycoll.bootstrap.discovery.versions import difference, versions
 from pycoll.bootstrap.rendezvous.frames import NODES, PULSE_S, SILENCE_S, list_ranks
 from pycoll.bootstrap.rendezvous.store import (
     Loss,
@@ -45,12 +44,14 @@ NODES_MAX = RANKS_MAX
 #: milliseconds fit 31 bits.
 _JOB_S = 20 * 24 * 3600.0
 _SECRET_BYTES_MAX = 4096
+#: The program of nodes that only serve.
+_SERVES = "-m pycoll.ps"
 #: Statuses of a process end at 255.
 _STATUS_MAX = 255
 
 _FACTS = {
     **{"slots": int, "servers": int, "pycoll": str, "python": str, "host": str, "refusal": str},
-    **{"nonce": str, "store_port": int, "torch_ports": list, "tolerate": int},
+    **{"nonce": str, "store_port": int, "torch_ports": list, "tolerate": int, "program": str},
 }
 #: The last message of a node: whether none of its ranks has ended well, and its lost ranks as text.
 _END = {"failed": bool, "lost": list}
@@ -129,20 +130,30 @@ def read_secret(path: str | None, variable: bytes | None) -> bytes:
     return secret
 
 
-def versions() -> dict[str, str]:
-    """Return the versions that all nodes must share: of pycoll, and of Python without its last
-    part."""
-    return {"pycoll": __version__, "python": ".".join(platform.python_version_tuple()[:2])}
-
-
 def compare_versions(here: Any, host: str, there: Any, other: str) -> None:
     """Raise InvalidArgumentError, with both versions, if two hosts differ."""
-    for name, label in (("pycoll", "pycoll"), ("python", "Python")):
-        mine, theirs = str(here.get(name)), str(there.get(name))
-        if mine != theirs:
+    found = difference(here, there)
+    if found is not None:
+        label, mine, theirs = found
+        raise InvalidArgumentError(
+            f"host {other} has {label} {theirs} and host {host} has {label} {mine}: install the "
+            "same one on both"
+        )
+
+
+def compare_programs(programs: Sequence[tuple[int, str]]) -> None:
+    """Raise InvalidArgumentError if two nodes run different programs; "" and servers are none.
+
+    They are probably of two jobs with one secret and one address. Jobs with different values of
+    PYCOLL_JOB_ID cannot meet, so with a value the nodes of a job may run what they like.
+    """
+    named = [one for one in programs if one[1] not in ("", _SERVES)]
+    for node, program in named[1:]:
+        if program != named[0][1] and not os.environ.get("PYCOLL_JOB_ID"):
             raise InvalidArgumentError(
-                f"host {other} has {label} {theirs} and host {host} has {label} {mine}: install "
-                "the same one on both"
+                f"node {named[0][0]} runs {named[0][1]} and node {node} runs {program}: if these "
+                "are two jobs, give each its own port or its own PYCOLL_JOB_ID; if they are one, "
+                "set the same PYCOLL_JOB_ID on all nodes"
             )
 
 
@@ -158,11 +169,13 @@ class Verdict(NamedTuple):
 
 class NodeShare(NamedTuple):
     """The share of this node in a job: the number of its ranks, of which the last ``servers``
-    serve. ``tolerate`` is the number of ranks of all nodes that may be lost."""
+    serve. ``tolerate`` is the number of ranks of all nodes that may be lost. ``program`` names what
+    the ranks run (``program_of``); empty if all of them serve."""
 
     slots: int
     servers: int = 0
     tolerate: int = 0
+    program: str = ""
 
 
 class News(NamedTuple):
@@ -438,6 +451,7 @@ def _agreed(exchange: StoreExchange, mine: dict[str, Any]) -> list[dict[str, Any
                 f"node 0 has --tolerate {found[0]['tolerate']} and node {node} --tolerate "
                 f"{facts['tolerate']}: it counts the ranks of all nodes, so give all the same"
             )
+    compare_programs([(node, facts["program"]) for node, facts in enumerate(found)])
     serving = -1
     for node, facts in enumerate(found):
         if facts["slots"] > facts["servers"] and serving >= 0:

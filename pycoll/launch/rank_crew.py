@@ -67,7 +67,7 @@ class LaunchOptions:
     one of several; ``ranks`` is then the number of this one. ``output_folder`` gets the output of
     each rank in files. ``control`` is a descriptor from which the launcher reads the lines of
     another one (host_notes.py): signals, as if it had got them itself, a pulse, and numbers of
-    slots. Its end or silence counts as SIGHUP, and ranks do not read stdin. ``servers`` is the
+    slots. Its end or silence ends the launch, and ranks do not read stdin. ``servers`` is the
     number of further ranks, which run pycoll's own loop instead of the command, and end with the
     others. ``ended`` is called with the job's failure, if there is one; ``heard`` each time that
     something comes from ``control``.
@@ -124,6 +124,7 @@ class Crew:
         self._lost: list[RankProcess] = []
         self._signals: list[int] = []
         self._passed_on = 0
+        self._control_lost = False
         self._due: list[tuple[float, int]] = []
         self._selector = selectors.DefaultSelector()
         self._output = RankOutput(self._selector)
@@ -372,9 +373,23 @@ class Crew:
             self._lose_control(control)
 
     def _lose_control(self, control: int) -> None:
+        """End the ranks with SIGTERM, and kill them ``KILL_S`` later.
+
+        The launcher's host may have vanished ``SILENCE_S`` ago, so a longer grace would exceed the
+        10 s in which nothing is left. After another signal of the launcher, its end kills at once.
+        """
         self._silent_at = None
         self._selector.unregister(control)
-        self._signals.append(signal.SIGHUP)
+        if self._passed_on not in (0, signal.SIGHUP):
+            self._signals.append(signal.SIGHUP)
+            return
+        if not self._passed_on:
+            # Another node that has lost the launcher too may have told this one before.
+            self._passed_on, self._control_lost = signal.SIGHUP, True
+            self._tell(self._stop_of(signal.SIGHUP))
+        now = time.monotonic()
+        kill_at = min([now + KILL_S, *(at for at, signum in self._due if signum == signal.SIGKILL)])
+        self._due = [(now, signal.SIGTERM), (kill_at, signal.SIGKILL)]
 
     def _tell(self, verdict: Verdict) -> None:
         """Tell the other nodes that the job has failed here."""
@@ -459,6 +474,12 @@ class Crew:
 
     def _stop_of(self, signum: int) -> Verdict:
         where = f" on host {self._host}" if self._host else ""
+        if self._control_lost:
+            text = (
+                f"host {self._host} has lost the launcher: the connection to it ended, or was "
+                f"silent for {SILENCE_S:g} s"
+            )
+            return Verdict(text, 128 + signum, signum)
         name = signal.Signals(signum).name
         text = f"stopped by {name}{where}, which was passed on to all ranks"
         return Verdict(text, 128 + signum, signum)

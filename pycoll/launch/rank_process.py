@@ -99,6 +99,21 @@ def resolve_command(command: Sequence[str]) -> list[str]:
     return [found, *command[1:]]
 
 
+def program_of(command: Sequence[str]) -> str:
+    """Return the name of what a command runs, without its folder and arguments: the script or
+    module of Python, else the program."""
+    name = Path(command[0]).name
+    words = command[1:] if name.startswith("python") else command
+    for place, word in enumerate(words):
+        if word == "-m":
+            return " ".join(words[place : place + 2])
+        if word == "-c":
+            return name
+        if not word.startswith("-"):
+            return Path(word).name
+    return name
+
+
 def own_python(code: str) -> list[str]:
     """Return the command of a Python that runs ``code`` with the same package as this process.
 

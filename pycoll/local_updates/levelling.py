@@ -29,7 +29,8 @@ def meet(
 
     The ranks compare ``facts``. The root is the lowest of the ranks with the most synchronisations
     and, among these, the most steps. A rank with less takes the root's arrays, state and ``extra``
-    (an object that can be pickled). Before the first synchronisation of all, every rank does so.
+    (an object that can be pickled). It keeps its own residuals if it is behind in steps only, and
+    forgets them otherwise. Before the first synchronisation of all, every rank takes these.
     Where ranks with the most steps hold different factors, as after loading checkpoints of
     different versions, all ranks drop theirs: a step needs the same ones on all ranks.
 
@@ -48,7 +49,8 @@ def meet(
         behind = comm.rank != root and (first or keys[comm.rank] < best)
         taken = _from_root(arrays, state, comm, root, extra)
         if behind:
-            met = taken
+            residuals = state.residuals if keys[comm.rank][0] == best[0] else ()
+            met = taken._replace(state=replace(taken.state, residuals=residuals))
     progress = max(1, met.state.progress)
     alike = len({row[2] for row, key in zip(rows, keys, strict=True) if key == best}) == 1
     factors = met.state.factors if alike and not first else ()

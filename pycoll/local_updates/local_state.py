@@ -190,6 +190,19 @@ class LocalState:
             pending=None if pending is None else pending._replace(work=None, feedback=None),
         )
 
+    def levelled_with(self, taken: LocalState) -> LocalState:
+        """The state of this rank when it takes that of another rank.
+
+        It is this rank's own where both ranks are equally far. Otherwise it is ``taken``, with this
+        rank's residuals where both have completed equally many synchronisations. A rank that has
+        completed fewer forgets its residuals: what it sent in the last one is unknown.
+        """
+        if self.progress != taken.progress:
+            return taken
+        if self.step == taken.step:
+            return self.without_work()
+        return replace(taken, residuals=self.residuals)
+
 
 def _copy(array: Any) -> Any:
     return None if array is None else copied(array)

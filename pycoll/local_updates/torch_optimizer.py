@@ -140,6 +140,27 @@ class LocallyUpdated:
         saved = state_dict.get(ENTRY)
         self._local = None if saved is None else self._there(LocalState.load(saved))
 
+    def state_for_others(self) -> dict[str, Any]:
+        """``state_dict()`` without what this rank alone has left out, for ranks that take it."""
+        saved = self.state_dict()
+        if saved[ENTRY] is not None:
+            saved[ENTRY] = {**saved[ENTRY], "residuals": []}
+        return saved
+
+    def take_state_of(self, state_dict: dict[str, Any]) -> None:
+        """Load another rank's ``state_for_others()``, and keep what this rank alone holds.
+
+        See ``LocalState.levelled_with``.
+        """
+        own = self._local
+        self.load_state_dict(state_dict)
+        if own is not None and self._local is not None:
+            self._local = own.levelled_with(self._local)
+
+    def meet_again(self) -> None:
+        """Compare the ranks at the next step, also on a communicator where they have met."""
+        self._local = None if self._local is None else self._local.without_work()
+
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters; after the first step it raises InvalidArgumentError."""
         # torch calls it in its constructor, before this class is among the bases.

@@ -25,13 +25,14 @@ On any other communicator some ranks call ``serve_store(comm, servers=...)``, an
 
 from __future__ import annotations
 
-from pycoll.ps.consistency import SSP, Backup
+from pycoll.ps.consistency import BSP, SSP, Backup
 from pycoll.ps.keyed_store import Store, StoreWork
 from pycoll.ps.serving import connect, serve, serve_store
 from pycoll.ps.values.row_table import Table
 from pycoll.ps.values.server_optimizers import SGD, Adagrad, Adam, Optimizer
 
 __all__ = [
+    "BSP",
     "SGD",
     "SSP",
     "Adagrad",

@@ -1,11 +1,13 @@
 """The consistency of a store: which pushes a pull sees, and how far workers may be apart.
 
-    "bsp"           a pull sees all pushes of the rounds before, and none of this one
-    "asp"           a push is applied when it arrives, and no worker waits
-    SSP(staleness)  as "asp", but a worker is at most ``staleness`` clocks ahead of the slowest
-    Backup(share)   as "bsp", but a round ends with the first workers; later pushes are dropped
+    "bsp"              a pull sees all pushes of the rounds before, and none of this one
+    BSP(elastic=True)  as "bsp", but rounds go on without workers that are gone
+    "asp"              a push is applied when it arrives, and no worker waits
+    SSP(staleness)     as "asp", but a worker is at most ``staleness`` clocks ahead of the slowest
+    Backup(share)      as "bsp", but a round ends with the first workers; later pushes are dropped
 
-``SSP(0)`` is "bsp", and ``Backup(1.0)`` too. A worker's clock of a part counts its ended rounds.
+``SSP(0)``, ``Backup(1.0)`` and ``BSP()`` are "bsp". A worker's clock of a part counts its ended
+rounds.
 """
 
 from __future__ import annotations
@@ -15,7 +17,10 @@ from typing import Any, NamedTuple
 
 from pycoll.errors import InvalidArgumentError
 
-_WORDS = '"bsp", "asp", pycoll.ps.SSP(staleness) or pycoll.ps.Backup(share)'
+_WORDS = (
+    '"bsp", "asp", pycoll.ps.BSP(elastic=True), pycoll.ps.SSP(staleness) or pycoll.ps.Backup(share)'
+)
+_ELASTIC = "BSP(elastic=True)"
 #: The largest staleness; a larger one is "asp".
 STALENESS_MAX = 1 << 20
 
@@ -25,13 +30,15 @@ class Consistency(NamedTuple):
 
     ``folds``: pushes of a round are kept, and applied in rank order when it ends. ``staleness``:
     how many rounds a reader may be ahead of the version that it reads; None is any number.
-    ``share``: the share of the workers that end a round.
+    ``share``: the share of the workers that end a round. ``elastic``: a worker that is gone leaves
+    nothing in open rounds, which end with the others.
     """
 
     name: str
     folds: bool
     staleness: int | None
     share: float = 1.0
+    elastic: bool = False
 
     def needed(self, workers: int) -> int:
         """Return how many of so many workers end a round."""
@@ -41,16 +48,35 @@ class Consistency(NamedTuple):
     @property
     def survives_workers(self) -> bool:
         """Whether the other workers go on without one that is gone."""
-        return self.name != "bsp"
+        return self.name != "bsp" or self.elastic
 
     def __str__(self) -> str:
         if self.name == "ssp":
             return f"SSP({self.staleness})"
+        if self.elastic:
+            return _ELASTIC
         return f"Backup({self.share!r})" if self.name == "backup" else self.name
 
 
-BSP = Consistency("bsp", True, 0)
 ASP = Consistency("asp", False, None)
+
+
+def BSP(*, elastic: bool = False) -> Consistency:  # noqa: N802
+    """Return the consistency in which all workers end each round together.
+
+    ``elastic``: whether rounds go on without workers that are gone. Then all servers that hold a
+    part discard the pushes of such a worker in rounds that have not ended. The round ends with the
+    workers that take part, and a mean is divided by their number. False is "bsp": calls that wait
+    for such a worker raise PeerLostError.
+
+    Raises InvalidArgumentError for anything but True and False.
+
+    >>> str(pycoll.ps.BSP(elastic=True)), str(pycoll.ps.BSP())
+    ('BSP(elastic=True)', 'bsp')
+    """
+    if not isinstance(elastic, bool):
+        raise InvalidArgumentError(f"elastic is {elastic!r}: expected True or False")
+    return Consistency("bsp", True, 0, elastic=elastic)
 
 
 def SSP(staleness: int) -> Consistency:  # noqa: N802
@@ -68,7 +94,7 @@ def SSP(staleness: int) -> Consistency:  # noqa: N802
         raise InvalidArgumentError(
             f"staleness is {staleness!r}: expected a whole number from 0 to {STALENESS_MAX}"
         )
-    return Consistency("ssp", False, staleness) if staleness else BSP
+    return Consistency("ssp", False, staleness) if staleness else BSP()
 
 
 def Backup(share: float) -> Consistency:  # noqa: N802
@@ -85,14 +111,14 @@ def Backup(share: float) -> Consistency:  # noqa: N802
     is_number = isinstance(share, int | float) and not isinstance(share, bool)
     if not is_number or not 0 < share <= 1:
         raise InvalidArgumentError(f"share is {share!r}: expected a number above 0, at most 1")
-    return Consistency("backup", True, 0, float(share)) if share < 1 else BSP
+    return Consistency("backup", True, 0, float(share)) if share < 1 else BSP()
 
 
 def consistency_of(given: Any) -> Consistency:
     """Return the consistency of an argument. Raises InvalidArgumentError that lists them."""
     if isinstance(given, Consistency):
         return given
-    found = {"bsp": BSP, "asp": ASP}.get(given) if isinstance(given, str) else None
+    found = {"bsp": BSP(), "asp": ASP}.get(given) if isinstance(given, str) else None
     if found is None:
         raise InvalidArgumentError(f"consistency is {given!r}: expected {_WORDS}")
     return found
@@ -101,6 +127,8 @@ def consistency_of(given: Any) -> Consistency:
 def consistency_from(text: str) -> Consistency:
     """Return the consistency that ``str`` wrote. Raises ValueError for another text."""
     name, _, rest = text.partition("(")
+    if text == _ELASTIC:
+        return BSP(elastic=True)
     try:
         if name == "SSP":
             return SSP(int(rest.removesuffix(")")))

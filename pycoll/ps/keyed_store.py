@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from pycoll.arrays.host_arrays import Framework
@@ -13,16 +13,17 @@ from pycoll.errors import (
     ClosedError,
     InvalidArgumentError,
     MismatchError,
-    PeerLostError,
     PycollError,
     TimeoutError,
 )
 from pycoll.ps.array_memory import Bytes, Target, Terms, into, new, read_array
-from pycoll.ps.client_machine import WORKER_IS_GONE, Request
+from pycoll.ps.client_machine import Request
 from pycoll.ps.consistency import Consistency
 from pycoll.ps.membership.newcomers import agreed_start
-from pycoll.ps.messages import ALL, LAST, MAKES, NOW, PULLS, Kind, Message
+from pycoll.ps.messages import ALL, LAST, MAKES, NAMES, NOW, PULLS, Kind, Message
 from pycoll.ps.placement import Placed, Placement
+from pycoll.ps.reports.request_errors import error_of, late_error
+from pycoll.ps.reports.store_figures import store_text
 from pycoll.ps.shard_arrays import MEAN, SUM, is_stepped, rule_of
 from pycoll.ps.values.reused_memory import ReusedMemory
 from pycoll.ps.values.row_cache import check_cache
@@ -158,11 +159,12 @@ class Store:
         nothing.
 
         Raises InvalidArgumentError for wrong arguments and for a known key with other terms;
-        MismatchError where the first worker has passed others; TimeoutError where it has not called
-        ``init``; PeerLostError where servers are gone. If the first worker dies before its call has
-        ended, the next one takes its place.
+        MismatchError that names this worker where the first one has passed others; TimeoutError
+        where that one has not called ``init``; PeerLostError where servers are gone. If the first
+        worker dies before its call has ended, the next one takes its place.
 
-        Cost: the first worker sends its values; the others one short message.
+        Cost: the first worker sends its values, and a short message to each shard that holds parts;
+        the others send one short message.
 
         >>> store.init("w", np.zeros(4))
         >>> store.pull("w")
@@ -183,12 +185,12 @@ class Store:
             )
         known = self._keys.get(key)
         if known is not None:
-            self._compare(known.placed, terms, update, key, InvalidArgumentError)
+            self._compare(known.placed, terms, update, key)
             return
         restored = self._restored_text(name, f"key {key!r}")
         if restored:
             placed = Placed.from_text(restored, self._shards)
-            self._compare(placed, terms, update, key, InvalidArgumentError)
+            self._compare(placed, terms, update, key)
             self._placement.note(placed)
         else:
             what = f"init of {key!r}"
@@ -196,14 +198,16 @@ class Store:
             if answer.kind is Kind.DONE:
                 placed = self._place(terms, update, answer.round)
                 self._load(placed, data, rule, key)
+                self._wait(self._begin_names(placed.number, name, placed.shards), what)
                 ahead()
                 written = name + b"\0" + placed.to_text().encode()
                 self._wait([self._begin(Kind.WRITE, 0, payload=written)], what)
             else:
                 placed = Placed.from_text(bytes(answer.payload), self._shards)
-                self._compare(placed, terms, update, key, MismatchError)
+                self._compare(placed, terms, update, key, is_by_first=True)
                 self._placement.note(placed)
-        like = framework.empty(x, (0,), terms.dtype)
+        # An empty array of the type of x tells the type of results; it keeps no memory of x.
+        like = framework.finish(x, framework.empty(x, (0,), terms.dtype))
         self._keys[key] = _Key(key, placed, framework, like)
 
     def _place(self, terms: Terms, update: str, epoch: int) -> Placed:
@@ -219,16 +223,18 @@ class Store:
         dtype: str = "float32",
         init: str = "zeros",
         seed: int = 0,
-        cache_rows: int = 0,
+        cache_rows: int | str = 0,
     ) -> Table:
         """Return a table of rows, each of ``dim`` elements; the first call on all workers makes it.
 
         ``rows``: how many, with ids from 0; None for any ids below 2**62. Servers keep the rows
         that were pushed. ``dtype``: "float32", "float64", "int32" or "int64". ``init``: the
         elements of a row before any push: "zeros", "normal:DEVIATION" or "uniform:BOUND" (from
-        -BOUND to BOUND). They depend on ``seed`` and the id alone. ``cache_rows``: how many rows
-        this worker keeps at most, those that it uses most; pulls take them without a message. 0
-        keeps none. Workers may pass different numbers.
+        -BOUND to BOUND). They depend on ``seed`` and the id alone. ``cache_rows``: which rows this
+        worker keeps; pulls take them without a message. "hot" keeps those that it mostly pulls
+        again while a kept row may be used, as many as there are, up to 64 MiB and 262,144 rows. A
+        number keeps at most so many rows, those that it uses most. 0 keeps none. Workers may pass
+        different values.
 
         Pulls take a kept row as long as the consistency allows: with "bsp" and Backup within a
         round, with SSP(s) until its version is s clocks old, with "asp" until this worker's next
@@ -256,7 +262,7 @@ class Store:
         check_cache(cache_rows)
         known = self._tables.get(name)
         what = f"table {name!r}"
-        kind: type[PycollError] = InvalidArgumentError
+        is_by_first = False
         if known is not None:
             placed = PlacedTable(known.number, known.terms)
         elif restored := self._restored_text(text, what):
@@ -266,20 +272,22 @@ class Store:
             form = terms.to_text().encode()
             rule = TABLE | word << 8
             facts: dict[str, Any] = {"key": placed.number, "rule": rule, "payload": form}
-            loads = [self._begin(Kind.LOAD, one, part=one, **facts) for one in range(self._shards)]
-            self._wait(loads, what)
+            shards = range(self._shards)
+            loads = [self._begin(Kind.LOAD, one, part=one, **facts) for one in shards]
+            self._wait([*loads, *self._begin_names(placed.number, text, shards)], what)
             written = text + b"\0" + placed.to_text().encode()
             self._wait([self._begin(Kind.WRITE, 0, payload=written)], what)
         else:
             placed = PlacedTable.from_text(bytes(answer.payload))
-            kind = MismatchError
+            is_by_first = True
         if placed.terms != terms:
-            raise kind(f"{what} with {terms}: the store has {placed.terms}")
+            differ = f"{what} with {terms}: the store has {placed.terms}"
+            raise self._other_terms(differ, is_by_first)
         made = self._tables.setdefault(name, Table(self, name, placed, cache_rows))
         if made.cache_rows != cache_rows:
             raise InvalidArgumentError(
-                f"cache_rows is {cache_rows} for {what}, which keeps {made.cache_rows} rows: pass "
-                "the number of the first call"
+                f"cache_rows is {cache_rows!r} for {what}, which was made here with "
+                f"{made.cache_rows!r}: pass the value of the first call"
             )
         return made
 
@@ -378,15 +386,33 @@ class Store:
         ]
         self._wait(requests, f"init of {key!r}")
 
-    @staticmethod
+    def _begin_names(self, number: int, name: bytes, shards: Iterable[int]) -> list[Request]:
+        """Begin to tell shards the name of a key with parts there, for their figures."""
+        return [
+            self._begin(Kind.WRITE, shard, key=number, flags=NAMES, payload=name)
+            for shard in sorted(set(shards))
+        ]
+
     def _compare(
-        placed: Placed, terms: Terms, update: str, key: str, kind: type[PycollError]
+        self, placed: Placed, terms: Terms, update: str, key: str, is_by_first: bool = False
     ) -> None:
+        """Raise an error for other terms than those of a key.
+
+        ``is_by_first``: whether the first worker has made the key, and not this one or a restore.
+        """
         if (placed.terms, placed.update) != (terms, update):
-            raise kind(
+            raise self._other_terms(
                 f"init of {key!r} with {_shown(terms, update)}: the store has "
-                f"{_shown(placed.terms, placed.update)}"
+                f"{_shown(placed.terms, placed.update)}",
+                is_by_first,
             )
+
+    def _other_terms(self, text: str, is_by_first: bool) -> PycollError:
+        if not is_by_first:
+            return InvalidArgumentError(text)
+        return MismatchError(
+            f"rank {self.rank}: {text}, as the first worker passed", rank=self.rank, operation="ps"
+        )
 
     # Values
 
@@ -400,10 +426,11 @@ class Store:
 
         Returns None, once the servers have the values: with "asp" and SSP they are applied, with
         "bsp" and Backup when the round ends. After Backup has ended the round of a push, it has no
-        effect, and ``dropped`` counts it.
+        effect, and ``dropped`` counts it. With ``BSP(elastic=True)`` a push has no effect if its
+        worker leaves or dies before the round ends; ``stats()`` counts it as dropped.
 
         Raises InvalidArgumentError for an unknown key and for another dtype or shape; PeerLostError
-        that names a server and its keys; TimeoutError.
+        that names a server, its keys and the tables; TimeoutError.
 
         Cost: one message for each 4 MiB, and its acknowledgement.
 
@@ -644,9 +671,12 @@ class Store:
         Returns a dict: "consistency", "clock" and "dropped" of this worker, "view", "servers" (the
         transport to each), "keys", "tables" (the rows that this worker used most), "caches" (of
         tables with ``cache_rows``: rows that are kept and their bytes, pulled rows that these
-        answered, "hits", or did not, "misses"), and "shards": of each its chain, clocks, version,
-        workers that are gone, and the counts of pushes, dropped and repeated ones, rounds, and
-        waiting requests.
+        answered, "hits", or did not, "misses"; with "hot" also the rows of answers that could be
+        kept, "fetched", and those of them that an earlier answer could have served, "repeated"),
+        and "shards": of each its chain, bytes, clocks, version, workers that are gone, and the
+        counts of pushes, dropped and repeated ones, pulls, and rounds. "busy" lists the parts with
+        the most uses, by name. "waiting" tells how many requests wait, by how many clocks each
+        lacks before it is answered; requests under "0" wait for something else.
 
         Raises PeerLostError and TimeoutError. Cost: a short message to each shard.
 
@@ -671,34 +701,15 @@ class Store:
         }
 
     def explain(self) -> str:
-        """Return a text about the store: its shards, chains, clocks and counts.
+        """Return a text about the store: its shards, chains, clocks and counts, the bytes that each
+        server holds, and the keys, tables and rows with the most uses.
 
         Raises the errors of ``stats``, and costs as much.
 
         >>> print(store.explain().splitlines()[0])
         store: bsp, 1 worker, 1 shard
         """
-        facts = self.stats()
-        shards = facts["shards"]
-        lines = [
-            f"store: {facts['consistency']}, {_counted(len(self.workers), 'worker')}, "
-            f"{_counted(len(shards), 'shard')}"
-        ]
-        for one in shards:
-            chain = " -> ".join(f"rank {rank}" for rank in one["chain"])
-            clocks = ", ".join(f"{rank}: {clock}" for rank, clock in one["clocks"].items())
-            gone = f"; gone: {one['gone']}" if one["gone"] else ""
-            lines.append(
-                f"shard {one['shard']}: {chain}; {_counted(one['parts'], 'part')}; "
-                f"{one['pushes']} pushes, {one['dropped']} dropped; "
-                f"clocks {clocks}{gone}; {one['waiting']} wait"
-            )
-        for name, one in facts["caches"].items():
-            lines.append(
-                f"table {name!r}: {one['kept']} of at most {one['most']} rows are kept here, and "
-                f"answered {one['hits']} of {one['hits'] + one['misses']} pulled rows"
-            )
-        return "\n".join(lines)
+        return store_text(self.stats(), len(self.workers))
 
     def ticket(self) -> str:
         """Return a text by which new processes join this store while it runs, as often as wanted.
@@ -820,42 +831,12 @@ class Store:
                 raise self._error(request, what)
 
     def _late(self, requests: Sequence[Request], what: str, seconds: float) -> TimeoutError:
-        told = [one.slowest for one in requests if not one.ended and one.slowest is not None]
-        if told:
-            rank, clock = min(told, key=lambda one: one[1])
-            reason = f"rank {rank} is the slowest worker, at clock {clock}"
-            if requests[0].message.kind is Kind.CUT:
-                reason = f"rank {rank} has not called checkpoint()"
-        else:
-            waiting = next(one for one in requests if not one.ended)
-            view, shard = self._links.machine.view, waiting.message.shard
-            chain = view.chains[shard]
-            # Each server of a chain may be the one that stands still.
-            names = " or ".join(f"server rank {one}" for one in chain) or "no server"
-            only = chain[0] if len(chain) == 1 else None
-            return TimeoutError(
-                f"{what} waited {seconds:g} s: {names} has not answered{view.gap_of(shard)}",
-                rank=only,
-                ranks=chain,
-                operation="ps",
-            )
-        return TimeoutError(
-            f"{what} waited {seconds:g} s: {reason}", rank=rank, ranks=(rank,), operation="ps"
-        )
+        return late_error(requests, f"{what} waited {seconds:g} s", self._links.machine.view)
 
     def _error(self, request: Request, what: str) -> PycollError:
-        lost = request.lost
-        if not lost:
-            return PycollError(f"{what}: {request.failure}", operation="ps")
-        if request.failure == WORKER_IS_GONE:
-            text = f"{what}: worker rank {lost[0]} is gone, and {self.consistency} needs all"
-        else:
-            shard = request.message.shard
-            keys = [key for key, one in self._keys.items() if shard in one.placed.shards]
-            names = ", ".join(map(repr, keys[:8])) or "no key"
-            ranks = ", ".join(map(str, lost))
-            text = f"{what}: server rank {ranks} is lost, which held parts of {names}"
-        return PeerLostError(text, rank=lost[0], ranks=lost, operation="ps")
+        shard = request.message.shard
+        keys = [key for key, one in self._keys.items() if shard in one.placed.shards]
+        return error_of(request, what, self.consistency, keys, list(self._tables))
 
     def _known(self, key: str) -> _Key:
         self._check_open()
@@ -889,10 +870,6 @@ def _check_priority(priority: Any) -> None:
 def _shown(terms: Terms, update: str = "") -> str:
     text = f"dtype {DType(terms.dtype).word} and shape {terms.shape}"
     return f"{text}, update {update!r}" if update else text
-
-
-def _counted(count: int, word: str) -> str:
-    return f"{count} {word}" if count == 1 else f"{count} {word}s"
 
 
 def _none() -> None:

@@ -105,6 +105,8 @@ PULLS = 8
 #: Flags of an OPTIMIZE: it is for all keys, and for those that follow. Of a RESTORE: it tells the
 #: clocks of the shard, and no part.
 ALL = 1
+#: Flags of a WRITE: the payload is the name of ``key``, for figures of this shard.
+NAMES = 1
 #: Flags of a LOOKUP. NOW: a text that is not there is answered at once, by an empty one. MAKES: the
 #: first worker that takes part, which has to write it, is answered at once, by a DONE.
 NOW, MAKES = 1, 2

@@ -14,7 +14,7 @@ from pycoll.bootstrap.discovery.network import listen_in_range
 from pycoll.bootstrap.rendezvous.meeting import Meeting
 from pycoll.comm.communicator import Communicator
 from pycoll.config import Config
-from pycoll.errors import InvalidArgumentError, MismatchError, PycollError
+from pycoll.errors import InvalidArgumentError, MismatchError, PycollError, odd_ranks
 from pycoll.ps.client_machine import ClientMachine
 from pycoll.ps.consistency import Consistency, consistency_from, consistency_of
 from pycoll.ps.invariants.store_checks import CheckedClient, CheckedShard
@@ -88,11 +88,20 @@ def checked_terms(servers: Any, replicas: Any, consistency: Any, shards: Any, si
 
 
 def _checked_shards(shards: Any, servers: int) -> int:
+    """Return the number of shards, a multiple of the servers, so that each holds as many rows."""
     count = servers if shards is None else shards
     if isinstance(count, bool) or not isinstance(count, int) or not servers <= count <= SHARDS_MAX:
         raise InvalidArgumentError(
             f"shards is {shards!r}: expected {servers} to {SHARDS_MAX}, since there are {servers} "
             "servers, or None for one shard by server"
+        )
+    if count % servers:
+        more = count // servers * servers
+        good = [one for one in (more, more + servers) if one <= SHARDS_MAX]
+        raise InvalidArgumentError(
+            f"shards is {shards!r}: expected a multiple of the {servers} servers, up to "
+            f"{SHARDS_MAX}, since each server holds as many rows as others only then; pass "
+            f"{' or '.join(map(str, good))}"
         )
     return count
 
@@ -228,7 +237,8 @@ def agreed(blobs: Sequence[bytes]) -> tuple[Terms, dict[int, Meeting], int]:
     """Return the terms on which all ranks agree, where servers can be met, and after how many
     seconds of silence a server counts as gone.
 
-    Raises, on all ranks alike, InvalidArgumentError and MismatchError that name the odd rank.
+    Raises, on all ranks alike, InvalidArgumentError and MismatchError that name the odd rank. It
+    is the first rank whose terms are not the most frequent ones.
     """
     found: dict[int, Terms] = {}
     serving, silences, meetings = [], [], {}
@@ -253,12 +263,14 @@ def agreed(blobs: Sequence[bytes]) -> tuple[Terms, dict[int, Meeting], int]:
             "no rank serves this store: call pycoll.ps.serve_store(comm, servers=...) on the ranks "
             "that serve, while the others call pycoll.ps.connect(comm)"
         )
-    first, terms = next(iter(found.items()))
-    for rank, other in found.items():
-        if other != terms:
-            raise MismatchError(
-                f"rank {rank} opens a store with {other}, rank {first} with {terms}", rank=rank
-            )
+    first, odd = odd_ranks(found)
+    terms = found[first]
+    if odd:
+        agreeing = sum(one == terms for one in found.values())
+        others = f"{agreeing} ranks, among them rank {first}," if agreeing > 1 else f"rank {first}"
+        raise MismatchError(
+            f"rank {odd[0]} opens a store with {found[odd[0]]}, {others} with {terms}", rank=odd[0]
+        )
     for rank in range(len(blobs)):
         if (rank in serving) != (rank in terms.servers):
             did = "serves" if rank in serving else "works"

@@ -227,8 +227,9 @@ class Replica:
     # Answers
 
     def _acknowledge(self, update: Message, effect: Effect) -> None:
-        if update.kind in (Kind.LEAVE, Kind.JOIN):
-            # Requests of a process that is gone.
+        if update.kind in (Kind.LEAVE, Kind.JOIN) and not effect.flags & REPEATED:
+            # Requests of a process that is gone. A JOIN that was sent again may come after later
+            # requests of the process that joined.
             self._held = [one for one in self._held if one[0].worker != update.worker]
         if update.kind is Kind.LEAVE:
             return
@@ -281,6 +282,7 @@ class Replica:
             self._reply(request, Kind.DONE, round=shard.version)
         else:
             part.uses += 1
+            shard.counts.pulls += 1
             self._reply_value(request, part)
         return True
 
@@ -351,9 +353,23 @@ class Replica:
     def _slowest_for(self, request: Message) -> tuple[int, int]:
         if request.kind is Kind.CUT:
             return self.shard.last_to_cut()
-        name = (request.key, request.part)
+        return self.shard.slowest(self._part_of(request))
+
+    def _part_of(self, request: Message) -> Part | None:
+        """Return the part whose rounds a request awaits; None for the rounds of the shard."""
         is_of_part = request.kind in _OF_PARTS
-        return self.shard.slowest(self.shard.parts.get(name) if is_of_part else None)
+        return self.shard.parts.get((request.key, request.part)) if is_of_part else None
+
+    def _waiting(self) -> dict[str, int]:
+        """Return how many requests wait, by how many clocks each lacks. Requests that wait for
+        something else lack none."""
+        found: dict[int, int] = {}
+        for request, _ in self._held:
+            awaits_clocks = request.kind in _OF_PARTS or request.kind is Kind.CLOCK
+            part = self._part_of(request)
+            lacks = self.shard.lacks(request.worker, part) if awaits_clocks else 0
+            found[lacks] = found.get(lacks, 0) + 1
+        return {str(lacks): found[lacks] for lacks in sorted(found)}
 
     def _tell_slowest(self, request: Message, slowest: tuple[int, int]) -> None:
         if request.kind in _OF_PARTS or request.kind in (Kind.CLOCK, Kind.CUT):
@@ -368,15 +384,20 @@ class Replica:
             "chain": list(self.chain),
             "parts": len(shard.parts),
             "bytes": sum(shard.arithmetic.nbytes(part.value) for part in shard.parts.values()),
-            "busy": [[*name, shard.parts[name].uses] for name in busy],
+            "busy": [
+                {"name": shard.names.get(key, ""), "key": key, "part": part, "uses": used.uses}
+                for key, part in busy
+                for used in (shard.parts[key, part],)
+            ],
             "version": shard.version,
             "clocks": {str(worker): shard.clocks[worker] for worker in shard.live},
             "gone": [worker for worker in sorted(shard.clocks) if worker not in shard.live],
             "pushes": shard.counts.pushes,
+            "pulls": shard.counts.pulls,
             "dropped": shard.counts.dropped,
             "repeated": shard.counts.repeated,
             "rounds": shard.counts.rounds,
-            "waiting": len(self._held),
+            "waiting": self._waiting(),
         }
 
     def _refuse(self, request: Message, why: str) -> None:

@@ -135,7 +135,8 @@ class ServerThreads:
 
     def _status(self) -> dict[str, Any]:
         with self._lock:
-            return {"store": self._name, "pid": os.getpid(), **self._machine.stats()}
+            facts = {"store": self._name, "pid": os.getpid(), "consistency": self._home.terms[2]}
+            return {**facts, **self._machine.stats()}
 
     def _serve(self, link: Link) -> None:
         try:

@@ -111,10 +111,12 @@ def serve_store(
 
     Each rank of ``servers`` calls this function with the same arguments, while all other ranks of
     ``comm`` call ``connect(comm)``. ``replicas``: how many servers hold each part in addition to
-    the first one, 0 to 2. ``consistency``: "bsp", "asp", ``SSP(staleness)`` or ``Backup(share)``.
-    ``shards``: into how many shards the store is cut, from the number of servers to 1024; None for
-    one by server. Shards move whole, and their number stays the same. So servers that join find
-    shards to take if there are several by server; ``clock`` sends a message to each shard.
+    the first one, 0 to 2. ``consistency``: "bsp", ``BSP(elastic=True)``, "asp", ``SSP(staleness)``
+    or ``Backup(share)``. ``shards``: into how many shards the store is cut, a multiple of the
+    number of servers up to 1024; None for one by server. Shards move whole, and their number stays
+    the same. So servers that join find shards to take if there are several by server; ``clock``
+    sends a message to each shard. Until shards move, each server holds as many of them as any
+    other.
 
     In a job with servers of their own (``pycoll run --servers``), this function is not needed: its
     servers run ``serve()``, and the workers name the terms in ``connect``.
@@ -161,14 +163,15 @@ def connect(
     ``replicas`` and ``consistency`` are those of the store, and may be left out. The worker begins
     at the clock ``stats()["clock"]``: the servers count it in all rounds from there on. A store
     with "bsp" takes new workers while its rounds end by ``clock()`` for all keys, and cannot
-    replace a worker.
+    replace a worker. One with ``BSP(elastic=True)`` also takes workers back while they do.
 
     Returns a ``Store``. Its ``close()`` leaves it.
 
     Raises InvalidArgumentError for wrong terms and where no rank serves, MismatchError where ranks
     pass different ones, and the errors of ``init``. With a ticket, raises InvalidArgumentError
     where the store refuses this process: other terms, another version, a worker that takes part
-    already, "bsp" without the rounds above. Raises TimeoutError where the store has ended.
+    already, "bsp" or ``BSP(elastic=True)`` without the rounds above. Raises TimeoutError where the
+    store has ended.
 
     Cost: a connection to each server.
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 from pycoll.ps.consistency import Consistency
 from pycoll.ps.membership.newcomers import has_only_joined
-from pycoll.ps.messages import ALL, DROPPED, LAST, REPEATED, STEPPED, Kind, Message
+from pycoll.ps.messages import ALL, DROPPED, LAST, NAMES, REPEATED, STEPPED, Kind, Message
 from pycoll.untrusted import json_object, read_json
 
 #: The most names of a shard's texts.
@@ -112,6 +112,7 @@ class Counts:
 
     def __init__(self) -> None:
         self.pushes = 0
+        self.pulls = 0
         self.dropped = 0
         self.repeated = 0
         self.rounds = 0
@@ -129,6 +130,8 @@ class Shard:
         self.applied = dict.fromkeys(self.live, 0)
         self.parts: dict[tuple[int, int], Part] = {}
         self.texts: dict[str, str] = {}
+        #: By number the names of keys and tables with parts here, for figures.
+        self.names: dict[int, str] = {}
         #: The form of the optimizer of all keys; empty for none.
         self.optimizer = b""
         #: The number of rounds that enough workers have ended by their clocks.
@@ -211,6 +214,10 @@ class Shard:
 
     def _write(self, update: Message) -> Effect:
         name, _, text = bytes(update.payload).decode("utf-8", "replace").partition("\0")
+        if update.flags & NAMES:
+            if len(self.names) < TEXTS_MAX:
+                self.names[update.key] = name
+            return Effect(0, self.version)
         if len(self.texts) >= TEXTS_MAX and name not in self.texts:
             return Effect(refusal=f"the store has {TEXTS_MAX} names already")
         self.texts.setdefault(name, text)
@@ -250,8 +257,18 @@ class Shard:
             return
         self.live.remove(worker)
         self.epoch += 1
+        if self.consistency.elastic:
+            self._discard(worker)
         self._advance_all()
         self._end_cut()
+
+    def _discard(self, worker: int) -> None:
+        """Drop what a worker that is gone pushed in rounds that have not ended."""
+        for part in self.parts.values():
+            for turn, by in list(part.pending.items()):
+                self.counts.dropped += len(by.pop(worker, ()))
+                if not by:
+                    del part.pending[turn]
 
     def _join(self, update: Message) -> Effect:
         """Let a new worker take part, or a new process of one that is gone.
@@ -282,7 +299,7 @@ class Shard:
                 "and restore() a checkpoint there"
             )
         is_ahead = any(part.version > self.version for part in self.parts.values())
-        if is_ahead and not self.consistency.survives_workers:
+        if is_ahead and self.consistency.name == "bsp":
             return (
                 f"the store is {self.consistency}, and push_pull() ended rounds of some keys alone:"
                 " a new worker needs rounds that clock() ends for all keys"
@@ -377,11 +394,15 @@ class Shard:
 
     def is_open(self, worker: int, part: Part | None) -> bool:
         """Return whether the worker may go on: it is not too far ahead of the others."""
+        return self.lacks(worker, part) == 0
+
+    def lacks(self, worker: int, part: Part | None) -> int:
+        """Return by how many clocks others are too late for the worker to go on; 0 for none."""
         staleness = self.consistency.staleness
         if staleness is None:
-            return True
+            return 0
         version = self.version if part is None else part.version
-        return version >= self.clock_of(worker, part) - staleness
+        return max(0, self.clock_of(worker, part) - staleness - version)
 
     def slowest(self, part: Part | None) -> tuple[int, int]:
         """Return the live worker with the smallest clock, and that clock."""

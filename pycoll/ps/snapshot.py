@@ -24,6 +24,7 @@ FACTS = {
     "clocks": dict,
     "applied": dict,
     "texts": dict,
+    "names": dict,
     "optimizer": str,
     "version": int,
     "lost": int,
@@ -74,6 +75,7 @@ def pieces_of(shard: Shard, lsn: int) -> Iterator[Message]:
         "clocks": shard.clocks,
         "applied": shard.applied,
         "texts": shard.texts,
+        "names": shard.names,
         "optimizer": shard.optimizer.hex(),
         "version": shard.version,
         "lost": -1 if shard.lost is None else shard.lost,
@@ -138,6 +140,7 @@ class Filling:
         shard.clocks = _numbers(facts["clocks"])
         shard.applied = _numbers(facts["applied"])
         shard.texts = dict(facts["texts"])
+        shard.names = {int(number): str(name) for number, name in facts["names"].items()}
         shard.optimizer = bytes.fromhex(facts["optimizer"])
         shard.version = facts["version"]
         shard.lost = None if facts["lost"] < 0 else facts["lost"]

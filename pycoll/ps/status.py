@@ -33,7 +33,10 @@ _STORES = re.compile(r"@pycoll-store-(\d+)-\d+$")
 _COMMAND_BYTES_MAX = 1 << 12
 _COMMAND = {"store": str, "command": str, "server": int}
 _ANSWER = {"is_here": bool, "error": str, "text": str}
-_FACTS = {"store": str, "rank": int, "pid": int, "view": int, "manager": int, "shards": list}
+_FACTS = {
+    **{"store": str, "rank": int, "pid": int, "consistency": str, "view": int, "manager": int},
+    **{"shards": list, "left_out": str},
+}
 _numbers = itertools.count()
 
 
@@ -77,7 +80,12 @@ class StatusSocket(_Socket):
         super().__init__("ps")
 
     def _serve(self, sock: socket.socket) -> None:
-        sock.sendall(json.dumps(self._tell()).encode())
+        told = {**self._tell(), "left_out": ""}
+        text = json.dumps(told).encode()
+        if len(text) > _STATUS_BYTES_MAX:
+            why = f"its status has {len(text)} bytes, more than {_STATUS_BYTES_MAX}"
+            text = json.dumps({**told, "shards": [], "left_out": why}).encode()
+        sock.sendall(text)
 
 
 class CommandSocket(_Socket):
@@ -133,7 +141,8 @@ def command(store: str, word: str, server: int, patience_s: float) -> str:
 def running_servers() -> list[dict[str, Any]]:
     """Return the status of each server of this user on this host, by store and rank.
 
-    Servers that end meanwhile, or do not answer within 2 seconds, are left out.
+    Servers that end meanwhile, or do not answer within 2 seconds, are left out. A server whose
+    status is longer than 1 MiB has no "shards"; its "left_out" is the reason, which is else empty.
     """
     found = []
     for name in _names(_SERVERS):

@@ -513,11 +513,20 @@ class Voter:
             self.lose(message.worker, False)
 
     def _complain(self) -> None:
-        """Tell the manager which servers of the view this one has lost."""
+        """Tell the manager which servers of the view this one has lost.
+
+        A lost server ahead of that manager may run and still manage others. These tell it, since
+        it may not know that it is lost, and would wait for an answer of this server.
+        """
         leader = self.leader
-        if leader != self.me:
-            for one in sorted(self.lost.intersection(self.view.servers)):
-                self.out.append((leader, Message(Kind.SEVERED, key=one, worker=self.me)))
+        if leader == self.me:
+            return
+        for one in sorted(self.lost.intersection(self.view.servers)):
+            told = Message(Kind.SEVERED, key=one, worker=self.me)
+            self.out.append((leader, told))
+            servers = self.view.servers
+            if one not in self._ended and servers.index(one) < servers.index(leader):
+                self.out += [(other, told) for other in self.running if other != leader]
 
     def _heed_rivals(self) -> None:
         """Tell the manager of servers that ask to manage: they have lost it, and it may not know

@@ -97,6 +97,8 @@ def _options_of_hosts(function: Callable[..., None]) -> Callable[..., None]:
             "-H",
             "--hosts",
             metavar="HOST:SLOTS,...",
+            multiple=True,
+            callback=lambda _context, _option, words: ",".join(words) or None,
             help="Start ranks on these hosts, over ssh; localhost needs no ssh.",
         ),
         click.option(
@@ -475,7 +477,7 @@ def tune(transports: tuple[str, ...], ranks: int | None, quick: bool, path: Path
     """Measure this machine, so that algorithms are chosen by its own figures.
 
     It measures latency, bandwidth, the cost of combining and of segments, and the best segment
-    length, for shared memory and for tcp on this machine. It takes about two minutes; no other
+    length, for shared memory and for tcp on this machine. It takes three to four minutes; no other
     program should run. Later jobs whose rank 0 is on this machine use the result. PYCOLL_TUNING=off
     makes them use the built-in values, and PYCOLL_TUNING=FILE another file.
 
@@ -523,6 +525,9 @@ def info() -> None:
 )
 def ps(context: click.Context, over: float) -> None:
     """Print the stores whose servers run on this host: shards, chains, clocks, rates, busy parts.
+
+    Pulls are counted by the last server of a chain, which answers them. Requests that wait are
+    shown by how many clocks they lack.
 
     It shows the servers of this user only; on other hosts it is run there. Commands drain and add
     servers of a store that runs.

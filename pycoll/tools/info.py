@@ -111,7 +111,7 @@ def facts() -> list[tuple[str, str]]:
         ("build", "optimized with a profile" if _core.LAID_OUT else "plain; see make optimized"),
         ("reduction kernels", _core.isa()),
         ("costs of links", origin),
-        ("transport shm", f"built; fills slots by {stores}"),
+        ("transport shm", f"built; fills slots by {stores}; process_vm_readv is not used"),
         ("transport tcp", f"built; interfaces {_interfaces()}"),
         ("transport verbs", _verbs(_core.verbs_missing())),
         ("device cuda", _core.device_summary()),

@@ -5,10 +5,13 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from pycoll.ps.reports.store_figures import shown_name, waiting_text
 from pycoll.ps.status import running_servers
 
 #: The most parts that the list of busy parts names.
 _BUSY_MAX = 5
+#: The counts of a shard that a server did not hold before.
+_NONE = {"pushes": 0, "pulls": 0}
 
 
 def status_text(seconds: float) -> str:
@@ -23,25 +26,32 @@ def status_text(seconds: float) -> str:
     for one in running_servers():
         if one["store"] != store:
             store = one["store"]
-            lines.append(f"store {store}, view {one['view']}, view manager rank {one['manager']}")
-        lines.append(f"  server rank {one['rank']} (pid {one['pid']})")
+            lines.append(
+                f"store {store}, {one['consistency']}, view {one['view']}, "
+                f"view manager rank {one['manager']}"
+            )
+        left_out = f": shards left out, since {one['left_out']}" if one["left_out"] else ""
+        lines.append(f"  server rank {one['rank']} (pid {one['pid']}){left_out}")
         earlier = old.get((one["store"], one["rank"]), {"shards": []})
-        counts = {shard["shard"]: shard["pushes"] for shard in earlier["shards"]}
+        counts = {shard["shard"]: shard for shard in earlier["shards"]}
         for shard in one["shards"]:
-            lines += _shard_lines(shard, counts.get(shard["shard"], 0), seconds)
+            lines += _shard_lines(shard, counts.get(shard["shard"], _NONE), seconds)
     return "\n".join(lines)
 
 
-def _shard_lines(shard: dict[str, Any], pushes: int, seconds: float) -> list[str]:
+def _shard_lines(shard: dict[str, Any], old: dict[str, Any], seconds: float) -> list[str]:
     chain = " -> ".join(map(str, shard["chain"]))
     clocks = ", ".join(f"{rank}: {clock}" for rank, clock in shard["clocks"].items())
-    rate = max(0, shard["pushes"] - pushes) / seconds
+    pushes, pulls = (max(0, shard[one] - old[one]) / seconds for one in ("pushes", "pulls"))
     gone = f"; gone {shard['gone']}" if shard["gone"] else ""
     lines = [
         f"    shard {shard['shard']}: chain {chain}; {shard['bytes']} bytes in parts: "
-        f"{shard['parts']}; {rate:.0f} pushes/s; waiting: {shard['waiting']}; clocks {clocks}{gone}"
+        f"{shard['parts']}; {pushes:.0f} pushes/s, {pulls:.0f} pulls/s; "
+        f"{waiting_text(shard['waiting'])}; clocks {clocks}{gone}"
     ]
-    busy = [f"key {key} part {part}: {uses}" for key, part, uses in shard["busy"][:_BUSY_MAX]]
+    busy = [
+        f"{shown_name(one)} part {one['part']}: {one['uses']}" for one in shard["busy"][:_BUSY_MAX]
+    ]
     if busy:
         lines.append(f"      busiest, by pushes and pulls: {'; '.join(busy)}")
     return lines

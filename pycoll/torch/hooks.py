@@ -1,20 +1,26 @@
 """Communication hooks of DistributedDataParallel that send gradients as codes.
 
-Names and defaults are those of torch.distributed.algorithms.ddp_comm_hooks where these exist. The
-hooks reduce over the communicator of a process group of the backend "pycoll", in host memory or on
-CUDA devices; there codecs that keep every element work (docs/gpu.md). ``fp16_compress_hook`` and
-post_localSGD are torch's own. DDP admits a ``bf16_compress_hook`` on devices only;
-``State(group, BF16())`` takes its place.
+Names, arguments and defaults are those of torch.distributed.algorithms.ddp_comm_hooks where these
+exist. The hooks reduce over the communicator of a process group of the backend "pycoll", in host
+memory or on CUDA devices; there codecs that keep every element work (docs/gpu.md). The hooks and
+wrappers of 16-bit types and post_localSGD are torch's own. DDP admits those of bfloat16 on devices
+only; in host memory ``State(group, BF16())`` takes their place.
 """
 
 # No `from __future__ import annotations`: torch compares the annotations of hooks with types.
 
+import math
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
+    bf16_compress_hook,
+    bf16_compress_wrapper,
+    fp16_compress_hook,
+    fp16_compress_wrapper,
+)
 from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import (
     PostLocalSGDState,
     post_localSGD_hook,
@@ -24,14 +30,18 @@ from pycoll.compress import Block, Codec, Feedback, PowerSGD
 from pycoll.errors import InvalidArgumentError
 from pycoll.torch.c10d.group_work import pending
 from pycoll.torch.c10d.process_group import PycollProcessGroup
-from pycoll.types import whole
+from pycoll.types import real, whole
 
 __all__ = [
     "PostLocalSGDState",
     "PowerSGDState",
     "State",
+    "batched_powerSGD_hook",
+    "bf16_compress_hook",
+    "bf16_compress_wrapper",
     "compress",
     "fp16_compress_hook",
+    "fp16_compress_wrapper",
     "post_localSGD_hook",
     "powerSGD_hook",
     "quantization_perchannel_hook",
@@ -97,8 +107,15 @@ class State:
             self.feedbacks[int(number)] = feedback = Feedback()
             feedback.load_state_dict(saved)
 
-    def reduce(self, bucket: dist.GradBucket) -> _Future:
-        """Start to average a bucket; the future has its buffer."""
+    def feedback_of(self, number: int) -> Feedback | None:
+        """Return the Feedback of the next call with a bucket; None where nothing is kept."""
+        return self.feedbacks.setdefault(number, Feedback()) if self._keeps else None
+
+    def reduce(self, bucket: dist.GradBucket, batched: bool = False) -> _Future:
+        """Start to average a bucket; the future has its buffer.
+
+        ``batched``: whether PowerSGD takes the bucket as one square matrix, not each gradient.
+        """
         buffer = bucket.buffer()
         backend = backend_of(self.group, buffer.device)
         is_plain = self.step < self.start or buffer.numel() * buffer.element_size() < self.min_bytes
@@ -106,18 +123,20 @@ class State:
             self.step += 1
         if is_plain:
             return _average(backend, buffer)
-        feedback = None
-        if self._keeps:
-            feedback = self.feedbacks.setdefault(bucket.index(), Feedback())
+        feedback = self.feedback_of(bucket.index())
         if not isinstance(self.codec, PowerSGD):
             return _average(backend, buffer, self.codec, feedback)
-        gradients = bucket.gradients()
+        gradients = [_square(buffer)] if batched else bucket.gradients()
         work = backend.communicator.all_reduce(
             gradients, "avg", compress=self.codec, feedback=feedback, async_op=True
         )
 
         def store() -> None:
-            for gradient, average in zip(gradients, work.wait(), strict=True):
+            averages = work.wait()
+            if batched:
+                buffer.copy_(averages[0].view(-1)[: buffer.numel()])
+                return
+            for gradient, average in zip(gradients, averages, strict=True):
                 gradient.copy_(average)
 
         return _future(backend, work, buffer, store)
@@ -135,12 +154,21 @@ def compress(state: State, bucket: dist.GradBucket) -> _Future:
 class PowerSGDState(State):
     """The state of ``powerSGD_hook``, with the arguments of torch's.
 
-    Arguments: ``process_group``; ``matrix_approximation_rank``, the columns of P and Q;
-    ``start_powerSGD_iter``, as ``start`` of ``State``; ``min_compression_rate``, by which P and Q
-    must have fewer elements than a matrix, or it is sent whole; ``use_error_feedback``, whether
-    residuals are kept; ``random_seed``, of the first Q. With feedback, Q stays from step to step.
+    Arguments:
+        ``process_group``: the process group of the model, None for the default group.
+        ``matrix_approximation_rank``: the columns of P and Q, at least 1.
+        ``start_powerSGD_iter``: as ``start`` of ``State``; at least 2 with feedback or warm start.
+        ``min_compression_rate``: at least 1; a matrix is sent whole unless P and Q have so many
+            times fewer elements.
+        ``use_error_feedback``: whether residuals are kept.
+        ``warm_start``: whether Q stays from step to step; otherwise each step draws a new one.
+        ``random_seed``: of the first Q.
+        ``orthogonalization_epsilon``: 0, since a column of zeros is no division by zero here.
+        ``compression_stats_logging_frequency``: the default, since nothing is logged.
+        ``batch_tensors_with_same_shape``: False; all matrices of a bucket share two messages.
 
-    Errors, cost: those of ``State``. Source: see ``pycoll.compress.PowerSGD``.
+    Errors: InvalidArgumentError for other values; otherwise those of ``State``. Cost: that of
+    ``State``. Source: see ``pycoll.compress.PowerSGD``.
     """
 
     def __init__(
@@ -150,10 +178,50 @@ class PowerSGDState(State):
         start_powerSGD_iter: int = 1000,  # noqa: N803  # torch's name
         min_compression_rate: float = 2,
         use_error_feedback: bool = True,
+        warm_start: bool = True,
+        orthogonalization_epsilon: float = 0,
         random_seed: int = 0,
+        compression_stats_logging_frequency: int = 10_000,
+        batch_tensors_with_same_shape: bool = False,
     ) -> None:
-        codec = PowerSGD(matrix_approximation_rank, random_seed, min_compression_rate)
-        super().__init__(process_group, codec, start_powerSGD_iter, 0, use_error_feedback)
+        _only("orthogonalization_epsilon", orthogonalization_epsilon, 0, "columns of 0 stay 0")
+        _only(
+            "compression_stats_logging_frequency",
+            compression_stats_logging_frequency,
+            10_000,
+            "nothing is logged",
+        )
+        _only(
+            "batch_tensors_with_same_shape",
+            batch_tensors_with_same_shape,
+            False,
+            "all matrices of a bucket share two messages already",
+        )
+        rank = whole("matrix_approximation_rank", matrix_approximation_rank, 1)
+        if real("min_compression_rate", min_compression_rate, "a number of at least 1") < 1:
+            raise InvalidArgumentError(
+                f"min_compression_rate is {min_compression_rate!r}: expected a number of at least 1"
+            )
+        least = 2 if use_error_feedback or warm_start else 0
+        start = whole("start_powerSGD_iter", start_powerSGD_iter, least)
+        codec = PowerSGD(rank, random_seed, min_compression_rate)
+        super().__init__(process_group, codec, start, 0, bool(use_error_feedback))
+        self._warm = bool(warm_start)
+
+    def feedback_of(self, number: int) -> Feedback:
+        """Return the Feedback of the next call with a bucket, which draws Q by its step."""
+        feedback = self.feedbacks.setdefault(number, Feedback())
+        feedback.forget(residuals=not self._keeps, factors=not self._warm)
+        return feedback
+
+
+def _only(name: str, value: Any, supported: Any, why: str) -> None:
+    """Raise InvalidArgumentError unless an argument of torch's has the value that works here."""
+    if value != supported:
+        raise InvalidArgumentError(
+            f"{name} is {value!r}: expected {supported!r}, the only value here ({why}); leave it "
+            "out"
+        )
 
 
 def powerSGD_hook(  # noqa: N802  # torch's name
@@ -161,6 +229,16 @@ def powerSGD_hook(  # noqa: N802  # torch's name
 ) -> _Future:
     """Average gradients with PowerSGD; ``ddp.register_comm_hook(PowerSGDState(None), ...)``."""
     return state.reduce(bucket)
+
+
+def batched_powerSGD_hook(  # noqa: N802  # torch's name
+    state: PowerSGDState, bucket: dist.GradBucket
+) -> _Future:
+    """Average gradients with PowerSGD on each bucket as one square matrix, filled up with zeros.
+
+    It computes less than ``powerSGD_hook`` and approximates worse.
+    """
+    return state.reduce(bucket, batched=True)
 
 
 def quantization_pertensor_hook(
@@ -185,6 +263,14 @@ def quantization_perchannel_hook(
     """
     buffer = bucket.buffer()
     return _average(backend_of(process_group, buffer.device), buffer, Block("int8", bucket_size))
+
+
+def _square(buffer: torch.Tensor) -> torch.Tensor:
+    """A copy of a buffer as a square matrix, with zeros behind the values."""
+    side = math.isqrt(max(buffer.numel() - 1, 0)) + 1
+    square = buffer.new_zeros(side * side)
+    square[: buffer.numel()] = buffer
+    return square.view(side, side)
 
 
 def backend_of(group: Any, device: torch.device) -> PycollProcessGroup:

@@ -89,14 +89,16 @@ def DistributedOptimizer(  # noqa: N802  # the name that programs use
             wait. Each parameter steps when the next forward pass, or any other code, reads it; see
             memory/deferred_step.py. Once torch.compile compiles code in the process, ``step()``
             steps all parameters at once; a warning and ``explain()`` say so.
-        ``consistency``: with ``architecture="ps"`` and without a policy, "bsp", "asp",
-            ``pycoll.ps.SSP(staleness)`` or ``pycoll.ps.Backup(share)``: ``step()`` works with a
-            store on the servers of the job. With "bsp" it returns the mean of the gradients, and
-            any optimizer steps by it. With the others, servers hold the parameters and step: they
-            begin with those of the first worker, and ``step()`` pushes the gradients of this worker
-            and takes the new parameters. The optimizer is then torch's SGD, Adagrad or Adam. The
-            settings of the first worker hold, also when they change; "asp" and SSP step once for
-            each push. docs/guides/when-servers.md says which one to take.
+        ``consistency``: with ``architecture="ps"`` and without a policy, "bsp",
+            ``pycoll.ps.BSP(elastic=True)``, "asp", ``pycoll.ps.SSP(staleness)`` or
+            ``pycoll.ps.Backup(share)``: ``step()`` works with a store on the servers of the job.
+            With both kinds of "bsp" it returns the mean of the gradients, and any optimizer steps
+            by it; the elastic one goes on with the workers that are left. With the others, servers
+            hold the parameters and step: they begin with those of the first worker, and ``step()``
+            pushes the gradients of this worker and takes the new parameters. The optimizer is then
+            torch's SGD, Adagrad or Adam. The settings of the first worker hold, also when they
+            change; "asp" and SSP step once for each push. docs/guides/when-servers.md says which
+            one to take.
         ``store``: a store to work with, from ``pycoll.ps.connect``; its consistency holds. Its
             servers and replicas are those that the program chose, and the program closes it.
 
@@ -118,8 +120,9 @@ def DistributedOptimizer(  # noqa: N802  # the name that programs use
         * a consistency in a job without servers;
         * with a consistency: a policy, groups, a model, a compression, an op other than Average, a
           predivide factor, a process set, and parameters on a device;
-        * with a consistency other than "bsp": an optimizer or a setting that servers do not have,
-          an optimizer that has stepped, and later a parameter that was changed elsewhere;
+        * with a consistency other than both kinds of "bsp": an optimizer or a setting that servers
+          do not have, an optimizer that has stepped, and later a parameter that was changed
+          elsewhere;
         * Adasum with a process set other than the global one;
         * with ``model``: no policy, or a model that is not a torch.nn.Module, lacks parameters or
           is compiled;

@@ -50,6 +50,18 @@ def test_hierarchies_over_domains_are_proved(kind: Collective) -> None:
     assert proved > 20
 
 
+@pytest.mark.parametrize("kind", HIERARCHIES, ids=lambda kind: kind.name.lower())
+def test_hierarchies_of_64_cores_are_proved(kind: Collective) -> None:
+    """Eight cores share a cache, and four caches a memory."""
+    caches, memories = zip(*((rank // 8, rank // 32) for rank in range(64)), strict=True)
+    topology = with_domains(single_host(64), caches, memories).by_domain
+    assert len(topology.hosts) > 1
+    for name in ("hierarchical", *OTHERS.get(kind, ())):
+        schedule = lookup(kind, name).build(64, topology=topology)
+        verify_schedule(schedule)
+        verify_plans(lower_all(acknowledged(schedule)), everyone_heard=True)
+
+
 def test_domains_below_an_oversubscribed_host_are_not_followed() -> None:
     from pycoll.cost.selection import followed
 

@@ -12,6 +12,7 @@ import numpy as np
 import oracle
 import pytest
 import torch
+from foreign_arrays import Bare, Foreign
 from harness import world_in_threads
 from hypothesis import given
 from hypothesis import strategies as st
@@ -162,40 +163,6 @@ def test_jax_results_are_new_and_out_is_refused() -> None:
     assert comm.all_reduce(x.T[::-1]).tolist() == [2.0, 1.0, 0.0]
     out = np.zeros(3, np.float32)
     assert comm.all_reduce(x, out=out) is out and out.tolist() == [0, 1, 2]
-
-
-class Namespace:
-    """A minimal array-API library."""
-
-    @staticmethod
-    def from_dlpack(memory: Any) -> Foreign:
-        return Foreign(np.from_dlpack(memory))
-
-
-class Foreign:
-    """An array of that library: nothing but DLPack."""
-
-    def __init__(self, memory: Any) -> None:
-        self.memory = memory
-
-    def __dlpack__(self, **words: Any) -> Any:
-        return self.memory.__dlpack__(**words)
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return (1, 0)
-
-    def __array_namespace__(self) -> type[Namespace]:
-        return Namespace
-
-
-class Bare:
-    """DLPack without a namespace."""
-
-    def __init__(self, memory: Any) -> None:
-        self.memory = memory
-
-    def __dlpack__(self) -> Any:
-        return self.memory.__dlpack__()
 
 
 def test_other_libraries_come_back_through_their_namespace() -> None:

@@ -243,12 +243,11 @@ def interrupted_wait(comm: Comm) -> tuple[str, float]:
     """The first rank waits for one that sleeps, and is interrupted."""
     comm.all_reduce(np.ones(1))
     if comm.rank == 1:
-        time.sleep(1.5)
+        time.sleep(10)
         return ("", 0)
-    timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
     begin = time.monotonic()
     try:
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
         comm.all_reduce(np.ones(1))
     except KeyboardInterrupt:
         return ("interrupted", time.monotonic() - begin)
@@ -257,7 +256,7 @@ def interrupted_wait(comm: Comm) -> tuple[str, float]:
 
 def test_ctrl_c_stops_a_waiting_rank_at_once() -> None:
     (said, seconds), _ = world_in_processes(2, interrupted_wait)
-    assert said == "interrupted" and seconds < 1
+    assert said == "interrupted" and seconds < 5
 
 
 # ---- what methods look like

@@ -314,13 +314,12 @@ def interrupted(comm: Comm) -> tuple[str, float]:
         comm.sendrecv(np.ones(1), 1 - comm.rank, out, 1 - comm.rank)
     if comm.rank == 1:
         comm.send(out, 0)
-        time.sleep(1.5)
+        time.sleep(10)
         return ("", 0)
     comm.recv(out, 1)
-    timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
     begin = time.monotonic()
     try:
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
         comm.recv(out, 1)
     except KeyboardInterrupt:
         return ("interrupted", time.monotonic() - begin)
@@ -329,4 +328,4 @@ def interrupted(comm: Comm) -> tuple[str, float]:
 
 def test_ctrl_c_stops_a_waiting_receive_at_once() -> None:
     (said, seconds), _ = world_in_processes(2, interrupted)
-    assert said == "interrupted" and seconds < 1
+    assert said == "interrupted" and seconds < 5

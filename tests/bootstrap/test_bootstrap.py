@@ -13,11 +13,11 @@ import time
 from typing import Any
 
 import pytest
+from harness import free_port
 from joining import (
     SECRET,
     World,
     all_well,
-    free_port,
     join_all,
     run_all,
 )

@@ -13,6 +13,7 @@ import time
 from typing import Any
 
 import pytest
+from harness import free_port
 from joining import (
     SECRET,
     FakeShm,
@@ -20,7 +21,6 @@ from joining import (
     World,
     all_well,
     connect_all,
-    free_port,
     join_all,
     run_all,
 )

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from joining import SECRET, free_port
+from harness import free_port
+from joining import SECRET
 
 from pycoll import errors
 from pycoll.bootstrap.deadline import Deadline

@@ -9,9 +9,9 @@ import sys
 import time
 
 import pytest
+from harness import free_port
 from joining import (
     SECRET,
-    free_port,
 )
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
@@ -112,5 +112,5 @@ def test_ctrl_c_stops_a_rank_that_waits_to_join(rank: int) -> None:
     finally:
         process.kill()
         process.wait()
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < 10
     assert err.rstrip().endswith("KeyboardInterrupt")

@@ -84,6 +84,57 @@ def test_all_values_are_the_plain_collective(op: str) -> None:
     same(sums(xs, RandomK(1.0, 3), op, [Feedback() for _ in xs]), plain + np.float32(0))
 
 
+@pytest.mark.parametrize("kind", [np.float32, np.float64, np.float16])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_random_places_never_hide_what_is_not_finite(bad: float, kind: Any) -> None:
+    """NaN comes at the first drawn place, on all ranks, in this call alone."""
+    codec, count = RandomK(0.01, 1), 1000
+    drawn = codec.chosen(np.zeros(count, np.float32), 0)
+    hidden = int(np.setdiff1d(np.arange(count), drawn)[123])
+    lists = [[np.ones(count, kind), np.ones(count, kind)] for _ in range(3)]
+    lists[1][1][hidden] = bad
+    feedbacks = [Feedback(momentum=0.5) for _ in lists]
+    for found in sums(lists, codec, "avg", feedbacks):
+        places = [np.flatnonzero(~np.isfinite(one)).tolist() for one in found]
+        assert places == [[], [drawn[0]]] and np.isnan(found[1][drawn[0]])
+        assert found[0][drawn].tolist() == [1] * len(drawn)
+    for feedback in feedbacks:
+        assert all(np.isfinite(one).all() for one in feedback.residual)
+    lists[1][1][hidden] = 1
+    for found in sums(lists, codec, "avg", feedbacks):
+        assert all(np.isfinite(one).all() for one in found)
+    large = np.full(count, np.finfo(kind).max / 8, kind)  # finite, though not their sum
+    for one in sums([large] * 3, codec, "avg", [Feedback() for _ in lists]):
+        assert np.isfinite(one).all()
+
+
+def test_a_nan_that_is_drawn_changes_no_other_value() -> None:
+    codec, count = RandomK(0.01, 1), 1000
+    drawn = codec.chosen(np.zeros(count, np.float32), 0)
+    x = np.ones(count, np.float32)
+    x[drawn[4]] = np.nan
+    for one in sums([x, x], codec, "sum", [Feedback(), Feedback()]):
+        assert np.flatnonzero(np.isnan(one)).tolist() == [drawn[4]]
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_thin_matrices_and_functions_forget_what_is_not_finite(bad: float) -> None:
+    for codec in (PowerSGD(2), HALVES):
+        xs = [np.random.default_rng(rank).standard_normal((40, 30)) for rank in range(3)]
+        xs = [x.astype(np.float32) for x in xs]
+        feedbacks = [Feedback() for _ in xs]
+        sums(xs, codec, "sum", feedbacks)
+        broken = [x.copy() for x in xs]
+        broken[1][3, 4] = bad
+        for one in sums(broken, codec, "sum", feedbacks):
+            assert not np.isfinite(one[3, 4])
+            assert np.isnan(one).all() or codec is HALVES
+        for feedback in feedbacks:
+            assert np.isfinite(feedback.residual).all()
+        for one in sums(xs, codec, "sum", feedbacks):
+            assert np.isfinite(one).all() and one.any()
+
+
 def test_the_same_random_places_on_all_ranks_change_with_the_step() -> None:
     codec, count = RandomK(0.1, 5), 1001
     feedbacks = [Feedback() for _ in range(3)]

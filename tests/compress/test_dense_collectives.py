@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -133,6 +134,31 @@ def test_nan_and_infinities_reach_all_ranks() -> None:
             assert coded_sums.same(found, expected), codec
 
 
+@pytest.mark.parametrize("codes", ["int8", "int4"])
+def test_a_seed_draws_the_same_in_each_call_and_all_seeds_draw_the_mean(codes: str) -> None:
+    """One value rounds alike in all calls with one seed; over seeds its mean is the value."""
+    codec = Block(codes, 32, rounding="stochastic")
+    top = 127 if codes == "int8" else 7
+    x = np.full(32, 0.25 * top, np.float32)
+    x[0] = top  # so the scale is 1
+    x[1:] = np.floor(x[1:]) + np.float32(0.25)
+    calls = 512
+
+    def call(comm: pycoll.Communicator) -> tuple[list[Array], Array]:
+        same = [comm.all_reduce(x, "avg", compress=codec) for _ in range(3)]
+        drawn = [
+            comm.all_reduce(x, "avg", compress=dataclasses.replace(codec, seed=seed))
+            for seed in range(calls)
+        ]
+        return same, np.mean(np.float64(drawn), axis=0)
+
+    for same, mean in ran(2, call):
+        assert all(one.tobytes() == same[0].tobytes() for one in same)
+        assert not np.allclose(same[0][1:], x[1:]), "a single seed has an error that stays"
+        # Each value is rounded twice, with a deviation of at most half a code.
+        assert np.abs(mean - x).max() < 6 * 0.71 / calls**0.5
+
+
 def test_every_way_to_call() -> None:
     """In place, bound, asynchronous, of several axes, of no axis, in lists and in groups."""
     xs = [values(rank, 3 * 700).reshape(3, 700) for rank in range(3)]
@@ -238,18 +264,56 @@ def test_feedback_sends_later_what_was_left_out(codec: Any, op: str) -> None:
             assert feedback.step == step + 1
 
 
-def test_nothing_is_lost_with_feedback() -> None:
-    """Whole numbers whose sums are exact: all that was given is in the results or in residuals."""
-    for codec in (INT8, Block("int4", block=32), FP8(block=64), BF16()):
-        random = np.random.default_rng(3)
-        given, got = np.zeros(900), np.zeros(900)
-        feedbacks = [Feedback() for _ in range(3)]
-        for _ in range(8):
-            xs = [random.integers(-99, 100, 900).astype(np.float32) for _ in range(3)]
-            given += sum(xs)
-            got += sums(xs, compress=codec, feedbacks=feedbacks)[0]
+#: By codec: the largest number of a code, and the largest one of the drawn values.
+GRIDS = [
+    (INT8, 127, 120),
+    (Block("int8", block=64, rounding="stochastic", seed=7), 127, 120),
+    (Block("int4", block=32), 7, 5),
+    (Block("int4", block=32, rounding="stochastic", seed=7), 7, 5),
+    (FP8(block=64), 448, 384),
+    (BF16(), 256, 250),
+]
+
+
+@pytest.mark.parametrize(("codec", "largest", "most"), GRIDS, ids=repr)
+def test_nothing_is_lost_with_feedback(codec: Any, largest: int, most: int) -> None:
+    """Values k 2^j whose sums are exact: all that was given is in the results or in residuals.
+
+    Each block begins with ``largest`` 2^j on all of 4 ranks, and no other value and residual add up
+    to more. So all scales, 2^j of a rank and 4 2^j of the owner, are powers of two.
+    """
+    ranks, part = 4, 225
+    random = np.random.default_rng(3)
+    within = np.arange(ranks * part) % part
+    block = getattr(codec, "block", 64)
+    unit = 2.0 ** (within // block % 5 - 3)
+    given, got = np.zeros(ranks * part), np.zeros(ranks * part)
+    feedbacks = [Feedback() for _ in range(ranks)]
+    for step in range(8):
+        drawn = random.integers(-4 * most, 4 * most + 1, (ranks, ranks * part)) / 4
+        drawn[:, within % block == 0] = largest
+        xs = list((drawn * unit).astype(np.float32))
+        given += sum(xs)
+        got += sums(xs, compress=codec, feedbacks=feedbacks)[0]
         held = sum(feedback.residual.astype(np.float64) for feedback in feedbacks)
-        assert np.allclose(got + held, given, rtol=0, atol=1e-3), codec
+        assert held.any() and np.array_equal(got + held, given), step
+
+
+def test_signs_lose_nothing_with_feedback() -> None:
+    """Blocks of m and -m, and sums of them whose mean magnitude is a whole number of m / 32: each
+    step needs 5 bits more, and 4 steps fit into a float32."""
+    ranks, block = 3, 32
+    random = np.random.default_rng(3)
+    count = ranks * 4 * block
+    unit = 2.0 ** (np.arange(count) // block % 5 - 2)
+    given, got = np.zeros(count), np.zeros(count)
+    feedbacks = [Feedback() for _ in range(ranks)]
+    for step in range(4):
+        xs = list((random.choice((-1, 1), (ranks, count)) * unit).astype(np.float32))
+        given += sum(xs)
+        got += sums(xs, compress=Sign(block), feedbacks=feedbacks)[0]
+        held = sum(feedback.residual.astype(np.float64) for feedback in feedbacks)
+        assert held.any() and np.array_equal(got + held, given), step
 
 
 def test_feedback_of_lists_and_bound_calls_and_momentum() -> None:

@@ -11,7 +11,7 @@ import pytest
 from harness import fresh_world, world_in_threads
 
 import pycoll
-from pycoll.compress import Custom, Feedback, PowerSGD, RandomK, Threshold, TopK
+from pycoll.compress import Block, Custom, Feedback, PowerSGD, RandomK, Threshold, TopK
 from pycoll.errors import InvalidArgumentError, MismatchError, ReductionError
 
 Array = Any
@@ -129,6 +129,68 @@ def test_an_infinity_that_is_sent_leaves_nothing(name: str) -> None:
         return feedback.residual is None or bool(np.isfinite(feedback.residual).all())
 
     assert all(ran(calls))
+
+
+@pytest.mark.parametrize("name", ["broadcast", "all_gather", "reduce_scatter"])
+@pytest.mark.parametrize("codec", [RandomK(0.1, 1), TopK(0.01), PowerSGD(1), HALVES], ids=repr)
+def test_nan_is_seen_on_all_ranks_and_leaves_no_residual(codec: Any, name: str) -> None:
+    words: dict[str, Any] = {"root": 0} if name == "broadcast" else {}
+    momentum = 0.5 if name == "reduce_scatter" and codec.sends_places else 0.0
+    block = np.zeros(140 if name == "reduce_scatter" else 420, np.float32)
+    hidden = 5
+    if isinstance(codec, RandomK):
+        hidden = int(np.setdiff1d(np.arange(14), codec.chosen(block))[0])
+
+    def calls(comm: pycoll.Communicator) -> tuple[bool, bool, bool]:
+        # Each block, the rows of rank 0, and in reduce_scatter those of another rank, has a NaN.
+        x = values(comm.rank)
+        feedback = Feedback(momentum=momentum)
+        if comm.rank == 0:
+            x[:14].reshape(-1)[hidden] = x[20:34].reshape(-1)[hidden] = np.nan
+        first = getattr(comm, name)(x, compress=codec, feedback=feedback, **words)
+        fed = feedback.residual
+        second = getattr(comm, name)(values(comm.rank), compress=codec, feedback=feedback, **words)
+        return (
+            bool(np.isnan(first).any()),
+            fed is None or bool(np.isfinite(fed).all()),
+            bool(np.isfinite(second).all()),
+        )
+
+    found = ran(calls)
+    sees = [True, True, name != "reduce_scatter"]  # no NaN in the rows of rank 2
+    for (nan, rest, later), wanted in zip(found, sees, strict=True):
+        assert (nan, rest) == (wanted, True)
+        assert later or (momentum and wanted), "velocities of rows that are not encoded keep NaN"
+
+
+@pytest.mark.parametrize("name", ["broadcast", "all_gather", "reduce_scatter"])
+@pytest.mark.parametrize("codec", [Block("int8", 32), TopK(0.25)], ids=repr)
+def test_groups_and_bound_calls(codec: Any, name: str) -> None:
+    """They give the results and residuals of single calls; lists are refused."""
+    words: dict[str, Any] = {"root": 1} if name == "broadcast" else {}
+
+    def calls(comm: pycoll.Communicator) -> None:
+        function = getattr(comm, name)
+        x, y = values(comm.rank), values(comm.rank + 3)
+        single, bound, grouped = Feedback(), Feedback(), Feedback()
+        given = x.copy()
+        call = function.bind(given, compress=codec, feedback=bound, **words)
+        for one in (x, y, x):
+            wanted = function(one, compress=codec, feedback=single, **words)
+            given[:] = one
+            assert call().tobytes() == wanted.tobytes()
+            with comm.group():
+                coded = function(one, compress=codec, feedback=grouped, **words)
+                plain = comm.all_reduce(1)
+            assert coded.wait().tobytes() == wanted.tobytes() and plain.wait() == comm.size
+            held = np.asarray(single.residual)
+            assert np.array_equal(held, np.asarray(bound.residual))
+            assert np.array_equal(held, np.asarray(grouped.residual))
+        assert single.step == bound.step == grouped.step == 3
+        with pytest.raises(InvalidArgumentError, match="x"):
+            function([x, y], compress=codec, **words)
+
+    ran(calls)
 
 
 def test_no_axes_nothing_and_one_rank() -> None:

@@ -127,6 +127,57 @@ def test_all_ranks_name_the_rank_that_sends_damaged_codes(
 
 
 @pytest.mark.parametrize("codec", COMPOSED, ids=repr)
+@pytest.mark.parametrize("name", ["broadcast", "all_gather", "reduce_scatter"])
+def test_collectives_of_blocks_refuse_damaged_codes_on_all_ranks(
+    name: str, codec: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RandomK and PowerSGD too, whose all_reduce sends numbers that add up, and no codes."""
+    here, fault = threading.local(), {"rank": -1, "number": -1, "seed": ""}
+    encode_block = type(codec).encode_block
+
+    def mutated(*given: Any) -> Array:
+        codes = encode_block(*given)
+        here.calls += 1
+        if here.rank != fault["rank"] or here.calls != fault["number"]:
+            return codes
+        mutant = damaged(random.Random(str(fault["seed"])), bytes(codes))
+        return np.frombuffer(mutant, np.uint8)
+
+    monkeypatch.setattr(type(codec), "encode_block", mutated)
+    xs = [np.random.default_rng(r).standard_normal((12, 25)).astype(np.float32) for r in range(3)]
+    root = 1
+    words = {"root": root} if name == "broadcast" else {}
+
+    def call(comm: pycoll.Communicator) -> Any:
+        here.rank, here.calls = comm.rank, 0
+        feedback = Feedback() if isinstance(codec, RandomK) else None
+        try:
+            with np.errstate(all="ignore"):
+                run = getattr(comm, name)
+                return run(xs[comm.rank], compress=codec, feedback=feedback, **words).tobytes()
+        except (InvalidArgumentError, ReductionError) as error:
+            assert error.operation == name and comm.all_reduce(1) == RANKS
+            return error
+
+    draw, refused, tried = random.Random(f"{SEED} {codec!r} {name}"), 0, 40
+    for number in range(tried):
+        fault["rank"] = root if name == "broadcast" else draw.randrange(RANKS)
+        fault["number"] = draw.randrange(1, RANKS) if name == "reduce_scatter" else 1
+        fault["seed"] = f"{SEED} {number}"
+        found = world_in_threads(RANKS).outcomes(call)
+        errors = [one for one in found if isinstance(one, Exception)]
+        if not errors:
+            assert name == "reduce_scatter" or found == [found[0]] * RANKS, fault
+            continue
+        refused += 1
+        assert len(errors) == RANKS, (fault, found)
+        assert all(one.rank in (fault["rank"], None) for one in errors), (fault, errors)
+        assert all(one.rank == fault["rank"] for r, one in enumerate(errors) if r != fault["rank"])
+    print(f"seed {SEED}: {refused} of {tried} calls of {name} with {codec!r} were refused")
+    assert refused > 5
+
+
+@pytest.mark.parametrize("codec", COMPOSED, ids=repr)
 def test_a_feedback_serves_one_call_at_a_time(codec: Any) -> None:
     text = "feedback serves a call with async_op whose Work has not been waited for .call 1."
 

@@ -185,7 +185,7 @@ def test_counting_what_crosses_takes_no_time() -> None:
         for one in TABLE[kind].values():
             if not one.needs_topology:
                 profile_of_costs(one, Topology.even(16384, 512))
-    assert time.process_time() - start < 5
+    assert time.process_time() - start < 20
 
 
 # Domains of one host

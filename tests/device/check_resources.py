@@ -15,7 +15,7 @@ KERNELS = {
     f"pycoll_{protocol}_{kind}"
     for protocol in ("ll", "ll128", "simple", "pattern")
     for kind in ("any", "sum_float32", "sum_bfloat16", "sum_float16", "list")
-} | {"pycoll_copy", "pycoll_code"}
+} | {"pycoll_copy", "pycoll_code", "pycoll_sparse"}
 PROPERTIES = re.compile(
     r"Function properties for (\w+)\n\s*(\d+) bytes stack frame, "
     r"(\d+) bytes spill stores, (\d+) bytes spill loads"

@@ -13,6 +13,7 @@
 #include "base/assert.h"
 #include "cuda_fake_cards.h"
 #include "device/kernels/codes/code_blocks.h"
+#include "device/kernels/codes/sparse_sections.h"
 #include "device/kernels/packing.h"
 #include "emulated_kernels.h"
 
@@ -211,6 +212,7 @@ void Machine::start_launches(std::unique_lock<std::mutex>& lock) {
           device::Shared& own = (*shared)[block];
           if (kernel.copies) return device::run_copy(launch->copy);
           if (kernel.codes) return device::run_codings(launch->codings);
+          if (kernel.sparse) return device::run_sparse_codings(launch->sparse);
           if (kernel.kind == device::KernelKind::kList) {
             return execute(kernel.protocol, launch->program, launch->list, own);
           }

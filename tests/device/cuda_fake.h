@@ -32,6 +32,7 @@
 
 #include "base/prng.h"
 #include "device/kernels/codes/coding.h"
+#include "device/kernels/codes/sparse_coding.h"
 #include "device/kernels/kernels.h"
 #include "device/kernels/program.h"
 #include "emulator.h"
@@ -67,9 +68,10 @@ struct Point {
 struct Kernel {
   device::Protocol protocol;
   device::KernelKind kind;
-  // The kernels that take a Copy or Codings have no protocol and no kind.
+  // The kernels that take a Copy or codings have no protocol and no kind.
   bool copies = false;
   bool codes = false;
+  bool sparse = false;
   std::size_t launches = 0;
 };
 
@@ -83,10 +85,13 @@ struct Launch {
   device::ListCall list{};
   device::Copy copy{};
   device::Codings codings{};
+  device::SparseCodings sparse{};
 
   // The blocks that have to fit next to those of other kernels. Blocks of copies and codes wait for
   // no other block, so they may run one after the other.
-  std::uint32_t room() const { return kernel->copies || kernel->codes ? 1 : blocks; }
+  std::uint32_t room() const {
+    return kernel->copies || kernel->codes || kernel->sparse ? 1 : blocks;
+  }
 };
 
 struct Graph;

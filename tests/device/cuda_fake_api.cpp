@@ -205,8 +205,11 @@ EXPORT int cuModuleLoadData(void** module, const void* image) {
           {static_cast<device::Protocol>(one / device::kKernelKindCount),
            static_cast<device::KernelKind>(one % device::kKernelKindCount)});
     }
-    handles().kernels.push_back({device::Protocol::kLl, device::KernelKind::kAny, true, false});
-    handles().kernels.push_back({device::Protocol::kLl, device::KernelKind::kAny, false, true});
+    constexpr auto kLl = device::Protocol::kLl;
+    constexpr auto kAny = device::KernelKind::kAny;
+    handles().kernels.push_back({kLl, kAny, true, false, false});
+    handles().kernels.push_back({kLl, kAny, false, true, false});
+    handles().kernels.push_back({kLl, kAny, false, false, true});
   }
   *module = const_cast<void*>(image);
   return kSuccess;
@@ -215,10 +218,11 @@ EXPORT int cuModuleGetFunction(void** function, void*, const char* name) {
   BEGIN_IN_CONTEXT();
   for (Kernel& one : handles().kernels) {
     const std::string full =
-        one.copies  ? std::string(device::kCopyName)
-        : one.codes ? std::string(device::kCodeName)
-                    : std::string("pycoll_") + kProtocols[static_cast<std::size_t>(one.protocol)] +
-                          "_" + kKernelNames[static_cast<std::size_t>(one.kind)];
+        one.copies   ? std::string(device::kCopyName)
+        : one.codes  ? std::string(device::kCodeName)
+        : one.sparse ? std::string(device::kSparseName)
+                     : std::string("pycoll_") + kProtocols[static_cast<std::size_t>(one.protocol)] +
+                           "_" + kKernelNames[static_cast<std::size_t>(one.kind)];
     if (full != name) continue;
     *function = &one;
     return kSuccess;

@@ -163,6 +163,10 @@ std::shared_ptr<Launch> launch_of(void* function, unsigned blocks, unsigned thre
     launch->codings = *static_cast<const device::Codings*>(parameters[0]);
     return launch;
   }
+  if (launch->kernel->sparse) {
+    launch->sparse = *static_cast<const device::SparseCodings*>(parameters[0]);
+    return launch;
+  }
   launch->program = *static_cast<const device::Program*>(parameters[0]);
   if (launch->kernel->kind == device::KernelKind::kList) {
     launch->list = *static_cast<const device::ListCall*>(parameters[1]);

@@ -294,6 +294,20 @@ void Emulator::store(void* to, const void* from, std::size_t bytes, Order order)
   if (seen != nullptr) copy_masked(seen->bytes, granule, mask);
 }
 
+// Arrives at once: no thread of the launch can tell when.
+void Emulator::add(std::uint32_t* to, std::uint32_t value) {
+  now_and_then();
+  Block& block = *threads_[current_].block;
+  const auto granule = reinterpret_cast<std::uintptr_t>(to) / 16;
+  const std::uint32_t mask = mask_of(reinterpret_cast<std::uintptr_t>(to), sizeof(*to));
+  for (Granules* known : {&block.stored, &block.seen}) {
+    const Granule* found = known->find(granule);
+    PYCOLL_ASSERT(found == nullptr || (found->mask & mask) == 0, "a word is added to and used: %p",
+                  static_cast<void*>(to));
+  }
+  *to += value;
+}
+
 void Emulator::fence() {
   ++threads_[current_].block->counts.fences;
   order_memory();

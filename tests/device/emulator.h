@@ -89,6 +89,7 @@ class Emulator final : public device::Emulation {
   std::uint32_t block() const override;
   void load(const void* from, void* to, std::size_t bytes, device::Order order) override;
   void store(void* to, const void* from, std::size_t bytes, device::Order order) override;
+  void add(std::uint32_t* to, std::uint32_t value) override;
   void fence() override;
   bool sync_any(bool value) override;
   bool warp_any(bool value) override;

@@ -8,6 +8,8 @@ that is ready on the stream for events, and takes the elements for ready when th
 from __future__ import annotations
 
 import ctypes
+import sys
+from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -106,3 +108,10 @@ class ArrayImpl:
 
 
 ArrayImpl.__module__ = "jaxlib.stand_in"
+
+
+def install() -> None:
+    """Be the module jax of this process: one that has x64, so no type is narrowed."""
+    jax = ModuleType("jax")
+    jax.dtypes = SimpleNamespace(canonicalize_dtype=np.dtype)  # type: ignore[attr-defined]
+    sys.modules["jax"] = jax

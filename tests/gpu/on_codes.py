@@ -1,6 +1,7 @@
-"""all_reduce of device arrays with dense codecs; run by test_fake.py and test_gpu.py.
+"""Collectives of device arrays with codecs; run by test_fake.py and test_gpu.py.
 
-The result has the bits of arrays in host memory, which NumPy checks (tests/support/coded_sums.py).
+The result has the bits of arrays in host memory. For dense codecs tests/support/coded_sums.py has
+them in NumPy, and for TopK the functions below.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from device_ranks import failure_of, ranks_of, text_of
 from harness import ThreadWorld, fresh_world
 
 import pycoll
-from pycoll.compress import BF16, FP8, Block, Feedback, Sign, TopK
+from pycoll.compress import BF16, FP8, Block, Feedback, PowerSGD, RandomK, Sign, Threshold, TopK
 from pycoll.tools.bench import cuda
 from pycoll.tools.bench.cuda import Stream, array
 
@@ -333,12 +334,8 @@ def test_bad_arguments_are_told(world: ThreadWorld) -> None:
                 x, algorithm="ring", compress=INT8
             ),
             "compress is None: pass a codec": lambda: comm.all_reduce(x, feedback=Feedback()),
-            "x is on cuda:0: TopK(density=0.5) takes arrays in host memory": lambda: (
-                comm.all_gather(x, compress=TopK(0.5))
-            ),
-            "x is on cuda:0: compress takes arrays in host memory": lambda: comm.all_reduce(
-                x, compress=TopK(0.5)
-            ),
+            "x is on cuda:0: TopK(density=0.5) takes arrays in host memory in all_gather. Take "
+            "BF16, FP8, Block or Sign": lambda: comm.all_gather(x, compress=TopK(0.5)),
             "with compress pass lists of one kind": lambda: comm.all_reduce(
                 [x, np.ones(3, np.float32)], compress=INT8
             ),
@@ -362,6 +359,267 @@ def test_ranks_with_different_codecs_are_a_mismatch() -> None:
         x = array(np.ones(100, np.float32))
         comm.all_reduce(x, compress=INT8)
         codec = Block("int8", block=64, rounding="stochastic") if comm.rank else INT8
+        error = failure_of(comm.all_reduce(x, compress=codec, async_op=True).synchronize)
+        assert isinstance(error, pycoll.MismatchError), error
+
+    ranks_of(made, run)
+    made.close()
+
+
+def places_of(x: Any, density: float) -> Any:
+    """The places that TopK sends, of one axis; of equal magnitudes the first ones."""
+    kept = min(x.size, int(np.ceil(density * x.size)))
+    keys = np.where(np.isnan(x), 0x7F800001, np.abs(x).view(np.int32)).astype(np.int64)
+    return np.sort(np.argsort(-keys, kind="stable")[:kept])
+
+
+def top_k_sum(xs: list[Any], density: float, averages: bool = False) -> Any:
+    """The all_reduce by TopK: what ranks send, added up in rank order."""
+    total = np.zeros(xs[0].size, np.float32)
+    with np.errstate(all="ignore"):
+        for rank, x in enumerate(one.reshape(-1) for one in xs):
+            places = places_of(x, density)
+            total[places] = x[places] if rank == 0 else total[places] + x[places]
+        return (total / np.float32(len(xs)) if averages else total).reshape(xs[0].shape)
+
+
+def odd_values(rank: int, count: int) -> Any:
+    """Few magnitudes, so that most are ties, zeros of both signs, and what is no number."""
+    made = np.random.default_rng(count + rank).integers(-2, 3, count).astype(np.float32)
+    made[::7] *= -1
+    if count > 40:
+        made[[3, 11, count // 2]] = np.nan
+        made[[5, 17, count - 1]] = np.inf, -np.inf, np.inf
+    return made
+
+
+@pytest.mark.parametrize("draw", [values, odd_values], ids=["many", "odd"])
+def test_top_k_gives_the_bits_of_the_host(world: ThreadWorld, draw: Any) -> None:
+    def run(comm: pycoll.Communicator) -> None:
+        for number, count in enumerate(LENGTHS):
+            op = "avg" if count % 2 else "sum"
+            for density in (1e-9, 0.01, 0.3, 1.0)[number % 2 :: 2]:
+                codec, mine = TopK(density), draw(comm.rank, count)
+                x = array(mine)
+                found = comm.all_reduce(x, op, compress=codec).get()
+                assert coded_sums.same(found, comm.all_reduce(mine, op, compress=codec)), count
+                xs = [draw(rank, count) for rank in range(SIZE)]
+                right = top_k_sum(xs, density, op == "avg")
+                assert coded_sums.same(found, right), (count, density)
+                assert coded_sums.same(x.get(), mine)
+
+    ranks_of(world, run)
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_top_k_among_other_numbers_of_ranks(size: int) -> None:
+    made = fresh_world(size)
+
+    def run(comm: pycoll.Communicator) -> None:
+        kept, other = Feedback(), Feedback()
+        for step in range(2):
+            x = values(10 * step + comm.rank, 700)
+            expected = comm.all_reduce(x, "avg", compress=TopK(0.1), feedback=kept)
+            found = comm.all_reduce(array(x), "avg", compress=TopK(0.1), feedback=other)
+            assert coded_sums.same(found.get(), expected)
+            assert coded_sums.same(np.asarray(other.residual), kept.residual)
+
+    ranks_of(made, run)
+    made.close()
+
+
+def test_every_way_to_call_with_top_k(world: ThreadWorld) -> None:
+    """In place, of several axes, strided, asynchronous, on a stream, bound, in lists and groups."""
+    codec = TopK(0.2)
+    xs = [values(rank, 300).reshape(20, 15) for rank in range(SIZE)]
+    expected, short = top_k_sum(xs, 0.2), top_k_sum(given(65), 0.2)
+
+    def run(comm: pycoll.Communicator) -> None:
+        mine = xs[comm.rank]
+        found = [comm.all_reduce(array(mine), compress=codec, async_op=True).wait()]
+        out = array(np.zeros_like(mine))
+        x, other = array(mine), Stream()
+        cuda.current().synchronize()  # type: ignore[union-attr] # on_stream made one
+        assert comm.all_reduce(x, out=out, compress=codec, stream=other) is out
+        other.synchronize()
+        found.append(out)
+        place = array(mine)
+        found.append(comm.all_reduce(place, out=place, compress=codec))
+        bound = comm.all_reduce.bind(array(mine), compress=codec)
+        found += [bound(), bound()]
+        with comm.group():
+            alone = comm.all_reduce(array(mine), compress=codec)
+            listed = comm.all_reduce([array(mine)], compress=codec)
+        found += [alone.wait(), listed.wait()[0]]
+        both = [array(mine), array(values(comm.rank, 65))]
+        for async_op in (False, True):
+            made = comm.all_reduce(both, compress=codec, async_op=async_op)
+            first, second = made.wait() if async_op else made
+            found.append(first)
+            assert coded_sums.same(second.get(), short)
+        assert all(coded_sums.same(one.get(), expected) for one in found)
+
+    ranks_of(world, run)
+
+
+def test_top_k_of_lists_of_several_types(world: ThreadWorld) -> None:
+    """Each array has the bits that it has alone, empty ones and residuals included."""
+    kinds = [np.float32, np.float16, ml_dtypes.bfloat16]
+    lengths = [(37 * number) % 150 for number in range(35)]
+    codec = TopK(0.1)
+
+    def run(comm: pycoll.Communicator) -> None:
+        feedback, alone = Feedback(momentum=0.5), [Feedback(momentum=0.5) for _ in lengths]
+        for step in range(2):
+            given = [
+                (values(100 * step + 10 * number + comm.rank, count) / 1024).astype(
+                    kinds[number % 3]
+                )
+                for number, count in enumerate(lengths)
+            ]
+            arrays = [array(x) for x in given]
+            made = comm.all_reduce(arrays, "avg", compress=codec, feedback=feedback)
+            for number, x in enumerate(given):
+                one = comm.all_reduce(x, "avg", compress=codec, feedback=alone[number])
+                assert coded_sums.same(made[number].get(), one, x.dtype), (step, number)
+                left = np.asarray(feedback.residual[number])
+                assert coded_sums.same(left, alone[number].residual), (step, number)
+
+    ranks_of(world, run)
+
+
+def test_what_top_k_sends_and_keeps_is_the_gradient(world: ThreadWorld) -> None:
+    """Bit for bit; checkpoints hold it, and calls with arrays on the host go on."""
+    count, codec = 650, TopK(0.05)
+
+    def run(comm: pycoll.Communicator) -> None:
+        feedback, left = Feedback(), np.zeros(count, np.float32)
+        for step in range(4):
+            xs = [values(10 * step + rank, count) for rank in range(SIZE)]
+            wanted = xs[comm.rank] + left
+            on_host = step == 2
+            x = xs[comm.rank] if on_host else array(xs[comm.rank])
+            comm.all_reduce(x, compress=codec, feedback=feedback)
+            places, kept = places_of(wanted, 0.05), np.asarray(feedback.residual)
+            sent = np.zeros(count, np.float32)
+            sent[places] = wanted[places]
+            assert len(places) == 33
+            assert not kept[places].any()
+            assert coded_sums.same(sent + kept, wanted), step
+            saved, left = feedback.state_dict(), kept.copy()
+            if step == 0:
+                feedback = Feedback()
+                feedback.load_state_dict(saved)
+        assert feedback.step == 4
+
+    ranks_of(world, run)
+
+
+@pytest.mark.parametrize("masking", [True, False])
+@pytest.mark.parametrize("kind", [np.float32, np.float16, ml_dtypes.bfloat16])
+def test_momentum_masking_and_warm_up_are_those_of_the_host(
+    world: ThreadWorld, kind: Any, masking: bool
+) -> None:
+    words: dict[str, Any] = {"momentum": 0.9, "masking": masking, "warmup": 2}
+
+    def run(comm: pycoll.Communicator) -> None:
+        kept, other = Feedback(**words), Feedback(**words)
+        for step in range(4):
+            x = (values(10 * step + comm.rank, 520) / 1024).astype(kind)
+            expected = comm.all_reduce(x, "avg", compress=TopK(0.01), feedback=kept)
+            found = comm.all_reduce(array(x), "avg", compress=TopK(0.01), feedback=other)
+            assert coded_sums.same(found.get(), expected, kind), step
+            saved, right = other.state_dict(), kept.state_dict()
+            for name in ("residuals", "velocities"):
+                assert coded_sums.same(saved[name][0], right[name][0]), (name, step)
+            if kind is np.float32:  # values of 16 bits may be 0 themselves
+                assert np.all(saved["velocities"][0] != 0) != masking
+
+    ranks_of(world, run)
+
+
+def test_calls_with_top_k_are_captured_and_replayed(world: ThreadWorld) -> None:
+    """A replay adds what the last one left out; no graph holds a call of a warm-up."""
+    count, codec = 600, TopK(0.1)
+
+    def run(comm: pycoll.Communicator) -> None:
+        stream, feedback, kept = cuda.current(), Feedback(warmup=1), Feedback(warmup=1)
+        assert stream is not None
+        mine = values(comm.rank, count)
+        x, out = array(mine), array(np.zeros(count, np.float32))
+        with stream.capture():
+            text = text_of(lambda: comm.all_reduce(x, compress=codec, feedback=feedback))
+            assert "make the calls of the warm-up before the capture begins" in text
+        with stream.capture():
+            text = text_of(lambda: comm.all_reduce(x, compress=codec, feedback=Feedback()))
+            assert "make one call with it before the capture begins" in text
+        comm.barrier()
+        expected = [comm.all_reduce(mine, compress=codec, feedback=kept) for _ in range(4)]
+        comm.all_reduce(x, out=out, compress=codec, feedback=feedback)
+        assert coded_sums.same(out.get(), expected[0])
+        comm.barrier()  # no rank may wait for its device while another one captures
+        with stream.capture() as graph:
+            comm.all_reduce(x, out=out, compress=codec, feedback=feedback)
+        comm.barrier()
+        for step in range(1, 4):
+            graph.launch()
+            assert coded_sums.same(out.get(), expected[step]), step
+        assert coded_sums.same(np.asarray(feedback.residual), kept.residual)
+
+    ranks_of(world, run)
+
+
+def test_bad_arguments_of_sparse_codecs_are_told(world: ThreadWorld) -> None:
+    def run(comm: pycoll.Communicator) -> None:
+        x, codec = array(np.ones(6, np.float32)), TopK(0.5)
+        stays = "x is on cuda:0: this codec takes arrays in host memory. Take BF16, FP8, "
+        for other in (Threshold(1), RandomK(0.5, seed=1), PowerSGD(1)):
+            words = {"compress": other, "feedback": Feedback()}
+            assert stays in text_of(functools.partial(comm.all_reduce, x, **words))
+        wanted = {
+            "x is float64 on a device: compress takes float16, bfloat16 and": lambda: (
+                comm.all_reduce(array(np.ones(6)), compress=codec)
+            ),
+            "x is int32": lambda: comm.all_reduce(array(np.ones(6, np.int32)), compress=codec),
+            "op is 'max': compress needs 'sum' or 'avg'": lambda: comm.all_reduce(
+                x, "max", compress=codec
+            ),
+            "which runs several collectives: leave algorithm out": lambda: comm.all_reduce(
+                x, algorithm="ring", compress=codec
+            ),
+            "feedback is 3: expected a pycoll.compress.Feedback": lambda: comm.all_reduce(
+                x, compress=codec, feedback=3
+            ),
+            "with compress pass lists of one kind": lambda: comm.all_reduce(
+                [x, np.ones(3, np.float32)], compress=codec
+            ),
+            "takes arrays in host memory in reduce_scatter": lambda: comm.reduce_scatter(
+                x, compress=codec
+            ),
+        }
+        for text, call in wanted.items():
+            assert text in text_of(call)
+        feedback = Feedback()
+        comm.all_reduce(x, compress=codec, feedback=feedback)
+        seven = array(np.ones(7, np.float32))
+        text = text_of(lambda: comm.all_reduce(seven, compress=codec, feedback=feedback))
+        assert "call feedback.reset()" in text
+        work = comm.all_reduce(x, compress=codec, feedback=feedback, async_op=True)
+        text = text_of(lambda: comm.all_reduce(x, compress=codec, feedback=feedback))
+        assert "whose Work has not been waited for" in text
+        work.wait()
+
+    ranks_of(world, run)
+
+
+def test_ranks_with_different_densities_are_a_mismatch() -> None:
+    made = fresh_world(2)
+
+    def run(comm: pycoll.Communicator) -> None:
+        comm.timeout_s = 5
+        x = array(np.ones(100, np.float32))
+        comm.all_reduce(x, compress=TopK(0.5))
+        codec = TopK(0.5 + comm.rank / 1000)  # of 100 values they keep 50 and 51
         error = failure_of(comm.all_reduce(x, compress=codec, async_op=True).synchronize)
         assert isinstance(error, pycoll.MismatchError), error
 

@@ -18,7 +18,7 @@ from device_ranks import failure_of, leave_or_lose, on_stream
 from harness import ProcessWorld, ThreadWorld
 
 import pycoll
-from pycoll.compress import BF16, FP8, Block, Feedback, Sign
+from pycoll.compress import BF16, FP8, Block, Feedback, Sign, TopK
 from pycoll.tools.bench.cuda import Stream, array, current, driver
 
 SIZE = 4
@@ -121,6 +121,26 @@ def test_hosts_sum_up_their_values_before_they_encode(world: ThreadWorld, codec:
                 assert coded_sums.same(np.asarray(other.residual), kept.residual), splits
         for call in (comm.all_gather, comm.broadcast):
             assert coded_sums.same(call(array(x), compress=codec).get(), call(x, compress=codec))
+
+    ranks_of(world, run)
+
+
+def test_top_k_sends_the_values_of_each_rank(world: ThreadWorld) -> None:
+    """Not the sums of hosts: ranks encode their own values, and all are added in rank order."""
+    xs = [coded_values(rank, 700) for rank in range(SIZE)]
+    total = np.zeros(700, np.float32)
+    for x in xs:
+        places = np.argsort(-np.abs(x), kind="stable")[:35]
+        total[places] += x[places]
+
+    def run(comm: pycoll.Communicator) -> None:
+        x = xs[comm.rank]
+        feedback = Feedback()
+        found = comm.all_reduce(array(x), compress=TopK(0.05), feedback=feedback)
+        assert coded_sums.same(found.get(), total)
+        left = x.copy()
+        left[np.argsort(-np.abs(x), kind="stable")[:35]] = 0
+        assert coded_sums.same(np.asarray(feedback.residual), left)
 
     ranks_of(world, run)
 

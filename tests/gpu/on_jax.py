@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 from device_ranks import ranks_of, text_of
 from harness import ThreadWorld, fresh_world
-from jax_stand_in import ArrayImpl, Device
+from jax_stand_in import ArrayImpl, Device, install
 
 import pycoll
 from pycoll.tools.bench.cuda import Stream, array
+
+install()
 
 
 @pytest.fixture(scope="module")

@@ -187,29 +187,36 @@ def test_a_mean_counts_what_is_left_as_a_sum_does() -> None:
 
 
 @pytest.mark.parametrize("policy", ["auto", "wfbp", "mg_wfbp"])
-def test_changes_of_a_codec_lose_nothing(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("codec", "other"), [(TopK(0.1), BF16()), (TopK(0.01), TopK(0.1))], ids=repr
+)
+def test_changes_of_a_codec_lose_nothing(
+    policy: str, codec: Codec, other: Codec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the codecs are two densities of one; all ranks change between the same steps."""
+    one, two = codec.label, other.label
     cheap, dear = Rate(1e-6, 1e-10), Rate(1e-3, 1e-7)
     phases = [
-        {"": dear, "topk(0.1)": cheap, "bf16": dear},
-        {"": cheap, "topk(0.1)": dear, "bf16": dear},
-        {"": dear, "topk(0.1)": dear, "bf16": cheap},
-        {"": dear, "topk(0.1)": cheap, "bf16": dear},
+        {"": dear, one: cheap, two: dear},
+        {"": cheap, one: dear, two: dear},
+        {"": dear, one: dear, two: cheap},
+        {"": dear, one: cheap, two: dear},
     ]
     told_rates(monkeypatch, phases)
 
     def every(comm: pycoll.Communicator) -> list[Any]:
         sums, plans = Conserved(comm), []
-        compress = Auto([TopK(0.1), BF16()], every=TIMED_STEPS + 1)
+        compress = Auto([codec, other], every=TIMED_STEPS + 1)
         scheduler = made(comm, policy=policy, compress=compress)
         sums.run(scheduler, TIMED_STEPS)
-        assert {one.architecture for one in scheduler.comm_plan.messages} == {A2A}
-        for label in ("topk(0.1)", "", "bf16", "topk(0.1)"):
+        assert {message.architecture for message in scheduler.comm_plan.messages} == {A2A}
+        for label in (one, "", two, one):
             # The first step of a plan, then those after which it is made anew.
             for steps in (1, TIMED_STEPS):
                 sums.run(scheduler, steps)
-                used = {label_of(one.architecture) for one in scheduler.comm_plan.messages}
+                used = {label_of(message.architecture) for message in scheduler.comm_plan.messages}
                 assert used == {label}, scheduler.explain()
-                assert any(one.any() for one in left(scheduler)) is bool(label)
+                assert any(rest.any() for rest in left(scheduler)) is bool(label)
             word = label or "whole"
             assert f"middle: {word}, in a message of" in scheduler.explain()
             plans.append(scheduler.comm_plan)
@@ -306,7 +313,8 @@ def test_measured_codecs_are_alike_on_all_ranks() -> None:
     first, second = ran(2, lambda comm: measure(comm, codecs=ways))
     assert first == second and [name for name, _ in first.coded] == ["a2a+int8", "a2a+topk"]
     assert first.holding == ("a2a+topk",)
-    assert all(rate.beta > 0 for _, rate in first.coded)
+    # How a byte's cost compares with none depends on what else the cores do.
+    assert all(rate.seconds(1 << 20) > 0 for _, rate in first.coded)
 
 
 def test_bad_arguments_are_named() -> None:
@@ -336,7 +344,9 @@ def test_bad_arguments_are_named() -> None:
         strange = {"form": 1, "residuals": {"other": np.zeros(3, np.float32)}}
         with pytest.raises(InvalidArgumentError, match="has 3 values of 'other', and no entry"):
             scheduler.load_state_dict(strange)
-        with pytest.raises(MismatchError, match=r"differ: .*int8.* and .*int4"):
+        with pytest.raises(
+            MismatchError, match=r"differ from those of rank 0: .*int4.* and .*int8"
+        ):
             Scheduler(comm, ENTRIES, compress=Block("int8" if comm.rank == 0 else "int4"))
 
     ran(2, every)

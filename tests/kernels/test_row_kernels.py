@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from instruction_sets import every_isa
 
 from pycoll import _core
 from pycoll.arrays.hashes import hashes
@@ -19,7 +20,6 @@ Array = Any
 SEED = int(os.environ.get("TEST_SEED", "20261127"))
 #: Lengths about the searches that are under way at once.
 LENGTHS = [*range(4), 63, 64, 65, 5000]
-every_isa = pytest.mark.parametrize("isa", _core.isas())
 
 
 # The kernels in NumPy, the oracle

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from instruction_sets import every_isa
 
 from pycoll import _core
 from pycoll.errors import InvalidArgumentError
@@ -15,7 +16,6 @@ Array = Any
 SEED = int(os.environ.get("TEST_SEED", "20261127"))
 #: Lengths about those of vectors, of marks, of a kernel's piece and of arrays with a sample.
 LENGTHS = [*range(70), 4095, 4096, 4133, 20_000, 70_001]
-every_isa = pytest.mark.parametrize("isa", _core.isas())
 
 
 def arrays(count: int) -> list[Array]:

@@ -19,11 +19,15 @@ from launching import ROOT, await_end, python
 from pycoll.bootstrap.discovery.network import HOST_LOST_S
 from pycoll.bootstrap.rendezvous.frames import PULSE_S, SILENCE_S
 from pycoll.launch.rank_crew import GRACE_S, KILL_S
+from pycoll.launch.rank_process import program_of
 
 SECRET = "a secret of the tests"
 #: The promise for one node's failure, on all others.
 FAILURE_S = 10.0
 SLEEP = "import os, time; os.write(1, b'%d\\n' % os.getpid()); time.sleep(60)"
+#: A rank that is in an operation whenever a peer ends.
+MEETS = "import os, time, pycoll; comm = pycoll.init(); os.write(1, b'%d\\n' % os.getpid())\n"
+MEETS += "while True: comm.barrier(); time.sleep(0.01)"
 VERSION = (
     "import sys, platform, pycoll; {change}; "
     "from pycoll.tools.cli import main; sys.argv[0] = 'pycoll'; main()"
@@ -50,11 +54,14 @@ class Agents:
         launcher: Sequence[str] = (sys.executable, "-m", "pycoll"),
         address: str | None = None,
         nodes: int | None = None,
+        job_id: str | None = None,
     ) -> subprocess.Popen[str]:
         environ = {name: one for name, one in os.environ.items() if name != "PYCOLL_SECRET"}
         environ |= {"COLUMNS": "500", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         if secret is not None:
             environ["PYCOLL_SECRET"] = secret
+        if job_id is not None:
+            environ["PYCOLL_JOB_ID"] = job_id
         line = [
             *(*launcher, "run", "--nnodes", str(nodes or self.nodes), "--node-rank", str(node)),
             *("--address", address or self.address, "--start-timeout", f"{self.timeout_s:g}"),
@@ -224,20 +231,22 @@ def test_an_agent_that_is_killed_ends_the_job_everywhere(node: int) -> None:
 
 @pytest.mark.parametrize("node", [0, 1])
 def test_an_agent_that_is_stopped_ends_the_job_elsewhere(node: int) -> None:
-    """Its kernel still answers, so only its missing pulse tells. It ends when it goes on."""
+    """Its kernel still answers, so only its missing pulse tells. Nothing ends its ranks meanwhile,
+    but those that are in an operation with ranks of the other node lose these. It ends when it goes
+    on."""
     agents = Agents(2)
-    agents.start(0, python(SLEEP), 2)
-    agents.start(1, python(SLEEP), 1)
+    agents.start(0, python(MEETS), 2)
+    agents.start(1, python(MEETS), 1)
     pids = agents.pids([2, 1])
     began = time.monotonic()
     agents.processes[node].send_signal(signal.SIGSTOP)
     try:
         _, err = agents.processes[1 - node].communicate(timeout=60)
         seconds = time.monotonic() - began
+        await_end([pid for one in pids for pid in one])
     finally:
         agents.processes[node].send_signal(signal.SIGCONT)
     found = agents.end()
-    await_end([pid for one in pids for pid in one])
     assert found[1 - node][0] == 1
     assert re.search(rf"pycoll run: node {node} \(.*\) stands still: its pycoll run was", err), err
     assert seconds < SILENCE_S + FAILURE_S
@@ -287,6 +296,8 @@ def test_a_failed_rank_starts_again_where_it_was(tmp_path: Path) -> None:
 def test_what_is_left_of_a_lost_host_s_job_ends_within_10_s() -> None:
     """The limits add up: until the loss is noticed, and until ranks that do not end are killed."""
     assert PULSE_S + HOST_LOST_S + GRACE_S + KILL_S <= FAILURE_S
+    # Of the launcher of pycoll run -H, only the silence tells.
+    assert SILENCE_S + KILL_S <= FAILURE_S
 
 
 # Bad input: each ends in bounded time, with the host or node and the reason
@@ -323,6 +334,41 @@ def test_versions_must_be_the_same(change: str, text: str, options: tuple[str, .
     agents.start(1, python("print(1)"), 1, *options, launcher=other)
     for err in _refused(agents):
         assert re.search(text, err), err
+
+
+@BOTH
+def test_two_jobs_with_one_secret_do_not_mix(options: tuple[str, ...], tmp_path: Path) -> None:
+    """Their programs differ, unless the user has named the job."""
+    for name in ("one.py", "two.py"):
+        (tmp_path / name).write_text("print('ran')")
+    for job in (None, "mine"):
+        agents = Agents(2)
+        for node, name in enumerate(("one.py", "two.py")):
+            agents.start(node, [str(tmp_path / name)], 1, *options, job_id=job)
+        if job is None:
+            for err in _refused(agents):
+                assert "node 0 runs one.py and node 1 runs two.py: if these are two jobs" in err
+                assert "set the same PYCOLL_JOB_ID on all nodes" in err
+        else:
+            found = agents.end()
+            assert [status for status, _, _ in found] == [0, 0], found
+            assert any(out == "ran\n" for _, out, _ in found), found
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        (["/a/train.py", "--lr", "1"], "train.py"),
+        (["python", "-u", "/a/train.py", "x"], "train.py"),
+        (["/usr/bin/python3.11", "-u", "-c", "print(1)"], "python3.11"),
+        (["python", "-m", "pkg.train", "x"], "-m pkg.train"),
+        (["-m", "pkg.train"], "-m pkg.train"),
+        (["/bin/sh", "job.sh"], "sh"),
+        (["python"], "python"),
+    ],
+)
+def test_names_of_what_commands_run(command: list[str], name: str) -> None:
+    assert program_of(command) == name
 
 
 def test_a_secret_is_needed(tmp_path: Path) -> None:

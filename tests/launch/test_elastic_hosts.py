@@ -149,6 +149,7 @@ def test_a_host_that_is_lost_while_ranks_join_does_not_keep_them(
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYCOLL_INIT_TIMEOUT_S", "300")
+    monkeypatch.setenv("PYCOLL_JOB_ID", "two programs")
     nodes.start(0, 2)
     placed = nodes.folder / "placed"
     (nodes.folder / "placed.py").write_text(PLACED)

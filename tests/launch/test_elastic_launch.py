@@ -89,7 +89,7 @@ def test_ranks_come_and_go_with_slots(tmp_path: Path) -> None:
         assert second == first[1:]
         job.tell("")
         job.slots("localhost:1\n")
-        time.sleep(1.5)
+        time.sleep(4)
         job.slots("localhost:4\n")
         third = job.await_worlds(3)[2]
         assert len(third) == 3 and third[0] == second[0], "whoever has a state is rank 0"

@@ -11,7 +11,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -60,6 +59,8 @@ def test_hosts_in_both_forms(tmp_path: Path) -> None:
         read_hostfile(str(path))
     path.write_text(path.read_text().replace("fd00::1", "[fd00::1]"))
     assert read_hostfile(str(path)) == expected
+    path.write_text("a slots=2 max_slots=4\nb max-slots=3 slots = 1\n")
+    assert read_hostfile(str(path)) == [HostSlots("a", 2), HostSlots("b", 1)]
 
 
 @pytest.mark.parametrize(
@@ -83,6 +84,8 @@ def test_files_that_are_refused(tmp_path: Path) -> None:
     for text, why in (
         ("# none\n", "it names no host"),
         ("a:1\nb cores=2\n", "line 2: 'b cores=2' is no host: expected host:slots or host slots=n"),
+        ("a max_slots=2\n", "line 1: 'a max_slots=2' is no host"),
+        ("a slots=1 2\n", "line 1: 'a slots=1 2' is no host"),
         ("a slots=many\n", "line 1: 'many' is no number of slots"),
         ("a:1\nb:1\na slots=2\n", "host a is named twice: name it once, with all its slots"),
     ):
@@ -264,6 +267,11 @@ def test_what_ssh_is_told(tmp_path: Path) -> None:
     )
 
 
+def test_hosts_in_several_options() -> None:
+    status, _, err = run("-H", "localhost:2", "-H", "localhost:1", "true")
+    assert status == 1 and "host localhost is named twice" in err, err
+
+
 def test_one_machine_under_two_names(tmp_path: Path) -> None:
     path = _ssh(tmp_path, 'for word in "$@"; do last=$word; done; exec sh -c "$last"')
     status, _, err = run("-H", "localhost:1,other:1", "true", PATH=path, PYTHONPATH=str(ROOT))
@@ -333,62 +341,3 @@ def test_an_elastic_job_on_localhost() -> None:
     status, out, err = run("-H", "localhost:2", "-n", "1", "--max-np", "2", *python(code))
     assert (status, err) == (0, "")
     assert {"PYCOLL_ROSTER", "PYCOLL_MEMBER"} < set(ast.literal_eval(out.splitlines()[0]))
-
-
-# pycoll.run
-
-
-def _place(word: str, *, suffix: str = "") -> tuple[int, int, str]:
-    comm = pycoll.init()
-    total = int(comm.all_reduce(1))
-    pycoll.finalize()
-    return comm.rank, total, word + suffix
-
-
-def _fails_on_one() -> None:
-    if os.environ["PYCOLL_RANK"] == "1":
-        raise ValueError("so it is")
-    time.sleep(30)
-
-
-def _dies() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-@pytest.fixture
-def _module_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks import functions from this module, and pycoll from this tree."""
-    paths = f"{ROOT}{os.pathsep}{Path(__file__).parent}{os.pathsep}{ROOT / 'tests/support'}"
-    monkeypatch.setenv("PYTHONPATH", paths)
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-
-
-@pytest.mark.parametrize("hosts", [None, "localhost:2"])
-@pytest.mark.usefixtures("_module_is_found")
-def test_results_come_in_order(hosts: str | None) -> None:
-    found = pycoll.run(_place, ("a",), {"suffix": "b"}, np=2, hosts=hosts)
-    assert found == [(0, 2, "ab"), (1, 2, "ab")]
-
-
-@pytest.mark.parametrize("hosts", [None, "localhost:2"])
-@pytest.mark.usefixtures("_module_is_found")
-def test_a_function_that_raises_carries_its_traceback(hosts: str | None) -> None:
-    with pytest.raises(pycoll.RankFailedError, match="the function failed on rank 1") as caught:
-        pycoll.run(_fails_on_one, np=2, hosts=hosts)
-    assert caught.value.rank == 1
-    assert "in _fails_on_one" in str(caught.value)
-    assert isinstance(caught.value.__cause__, ValueError)
-
-
-@pytest.mark.usefixtures("_module_is_found")
-def test_a_rank_that_dies_in_a_function_is_named() -> None:
-    with pytest.raises(pycoll.RankFailedError, match=r"rank 0 .*killed by signal 9") as caught:
-        pycoll.run(_dies, np=1)
-    assert caught.value.rank == 0
-
-
-def test_functions_that_cannot_be_sent() -> None:
-    with pytest.raises(pycoll.InvalidArgumentError, match="cannot be pickled"):
-        pycoll.run(socket.socket().send)
-    with pytest.raises(pycoll.InvalidArgumentError, match="function is a str"):
-        pycoll.run("print")  # type: ignore[arg-type]

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import mpi_hosts
 import pytest
-from engine_programs import ROOT, Program, environment, lines_of_page, needs
+from engine_programs import ROOT, environment, lines_of_page, needs
 from engine_ranks import add, die, fail
 
 from pycoll import InvalidArgumentError, PeerLostError
@@ -91,28 +92,30 @@ def test_workers_that_cannot_be_ranks(client: distributed.Client) -> None:
         dask.run(threads, add, 1.0)
 
 
-def test_workers_on_two_hosts(tmp_path: Path) -> None:
-    """A scheduler on the first host and a worker on each, as their commands start them."""
-    sys.path.insert(0, str(ROOT / "bench"))
-    import hosts
-
-    if reason := hosts.obstacle():
+@pytest.mark.parametrize("family", ["ipv4", "ipv6"])
+def test_workers_on_two_hosts(family: str, tmp_path: Path) -> None:
+    """A scheduler on the first host and a worker on each, as their commands start them. Both hosts
+    have an interface that leads nowhere; with IPv6, no data goes by IPv4."""
+    if reason := mpi_hosts.hosts.obstacle():
         pytest.skip(f"two hosts: {reason}")
-    with hosts.Hosts(2) as two, contextlib.ExitStack() as undo:
-        scheduler = f"tcp://{two.addresses[0]}:8786"
+    with mpi_hosts.two_hosts(tmp_path) as (two, _), contextlib.ExitStack() as undo:
+        six = family == "ipv6"
+        addresses = ["[fd99::1]", "[fd99::2]"] if six else two.addresses
+        scheduler = f"tcp://{addresses[0]}:8786"
         python = (sys.executable, "-m")
         quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.STDOUT}
-        common: dict[str, Any] = {"env": environment(), "cwd": tmp_path}
+        only = {"PYCOLL_INTERFACES": mpi_hosts.SIX} if six else {}
+        common: dict[str, Any] = {"env": environment(**only), "cwd": tmp_path}
 
         def serve(host: int, *line: str) -> None:
             process = subprocess.Popen(two.on(host, [*python, *line]), **common, **quiet)
             undo.callback(process.wait)
             undo.callback(process.kill)
 
-        address = ("--host", two.addresses[0], "--port", "8786")
+        address = ("--host", addresses[0], "--port", "8786")
         serve(0, "distributed.cli.dask_scheduler", *address, "--no-dashboard", "--no-show")
         for host in range(2):
-            options = ("--host", two.addresses[host], "--nworkers", "2", "--nthreads", "1")
+            options = ("--host", addresses[host], "--nworkers", "2", "--nthreads", "1")
             options += ("--no-dashboard",)
             serve(host, "distributed.cli.dask_worker", scheduler, *options)
         example = str(ROOT / "examples" / "train_on_engines.py")
@@ -122,9 +125,3 @@ def test_workers_on_two_hosts(tmp_path: Path) -> None:
         )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     assert done.stdout.splitlines() == lines_of_page("dask")[1:]
-
-
-def test_the_example_trains(program: Program) -> None:
-    path = str(ROOT / "examples" / "train_on_engines.py")
-    said = program(sys.executable, path, "--engine", "dask", "--ranks", "4")
-    assert said.splitlines() == lines_of_page("dask")[:1]

@@ -19,6 +19,41 @@ from ssh_hosts import SshHosts
 #: machine may be busy, so times get more; tests/bootstrap and tests/launch check the limits.
 NOTICED_S, GONE_S, SLACK_S = 5.0, 10.0, 10.0
 AGENT = "pycoll.launch.host_agent"
+#: Each step adds up ones of all ranks and commits. So the weight tells which steps it holds.
+TRAINING = """
+import sys, time
+from pathlib import Path
+import torch
+import pycoll.torch as hvd
+
+hvd.init()
+torch.set_num_threads(1)
+model = torch.nn.Linear(1, 1, bias=False).double()
+torch.nn.init.zeros_(model.weight)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), op=hvd.Sum)
+
+
+@hvd.elastic.run
+def train(state):
+    print(f"{hvd.rank()} of {hvd.size()} begins with {state.commits} commits", flush=True)
+    first = state.commits
+    while hvd.size() == 6 or state.commits < first + 5:
+        optimizer.zero_grad()
+        model(torch.ones(1, 1).double()).sum().backward()
+        optimizer.step()
+        state.sizes = [*state.sizes, hvd.size()]
+        state.commit()
+        if state.commits == 5 and hvd.rank() == 0:
+            Path(sys.argv[1], "reached").touch()
+        time.sleep(0.05)
+
+
+state = hvd.elastic.TorchState(model, optimizer, sizes=[])
+train(state)
+assert model.weight.item() == -0.5 * sum(state.sizes)
+print(f"{hvd.rank()} of {hvd.size()} ends: {state.sizes}", flush=True)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -90,6 +125,34 @@ def space_of(world: SshHosts, pid: int) -> int:
         if str(pid) in listed.split():
             return number
     raise AssertionError(f"no host runs process {pid}")
+
+
+def test_training_goes_on_from_the_last_commit(world: SshHosts, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    program = tmp_path / "program.py"
+    program.write_text(TRAINING)
+    hosts = ("-H", "host0:2,host1:2,host2:2", "--min-np", "2")
+    line = [sys.executable, "-m", "pycoll", "run", *hosts, str(program), str(tmp_path)]
+    process = world.start(line)
+    try:
+        until = time.monotonic() + 120
+        while not (tmp_path / "reached").exists():
+            assert process.poll() is None and time.monotonic() < until, process.communicate()
+            time.sleep(0.05)
+        world.world.set_link(2, False)
+        said, err = process.communicate(timeout=120)
+    finally:
+        world.world.set_link(2, True)
+        process.kill()
+        process.communicate()
+    assert process.returncode == 0, err
+    begun = re.findall(r"(\d) of (\d) begins with (\d+) commits", said)
+    assert sorted(begun[:6]) == [(str(rank), "6", "0") for rank in range(6)], said
+    (commits,) = {int(commits) for _, _, commits in begun[6:]}
+    assert sorted(rank for rank, _, _ in begun[6:]) == ["0", "1", "2", "3"] and commits >= 5, said
+    ends = re.findall(r"(\d) of 4 ends: \[(.*)\]", said)
+    sizes = ", ".join(["6"] * commits + ["4"] * 5)
+    assert sorted(ends) == [(str(rank), sizes) for rank in range(4)], said
 
 
 def test_a_host_vanishes_and_training_goes_on(world: SshHosts, start: Start) -> None:

@@ -1,9 +1,8 @@
-"""torchrun and jax.distributed on two hosts made of network namespaces, as their pages say."""
+"""torchrun on two hosts made of network namespaces: both ways to meet, and a rank that dies."""
 
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -11,18 +10,18 @@ from pathlib import Path
 
 import mpi_hosts
 import pytest
-from engine_programs import ROOT, environment, needs
+from engine_programs import environment, needs
 
 needs("torch")
 
 World = mpi_hosts.hosts.Hosts
-PAGES = ROOT / "docs" / "guides"
 SECRET = "a secret of the tests"
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "2")
-#: The two ways in which the agents of torchrun meet.
+#: The two ways in which the agents of torchrun meet, one of them also over IPv6.
 MEETINGS = {
     "c10d": ("--rdzv-backend", "c10d", "--rdzv-endpoint", "host0:29400"),
     "static": ("--master-addr", "host0", "--master-port", "29400", "--node-rank", "{host}"),
+    "ipv6": ("--master-addr", "fd99::1", "--master-port", "29400", "--node-rank", "{host}"),
 }
 #: Both of torch's names for a world of the same processes.
 BOTH = """
@@ -40,10 +39,11 @@ dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
-def world() -> Iterator[World]:
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """Both hosts also have an interface that leads nowhere, and a cable with IPv6 only."""
     if why := mpi_hosts.hosts.obstacle():
         pytest.skip(f"two hosts: {why}")
-    with World(2) as made:
+    with mpi_hosts.two_hosts(tmp_path_factory.mktemp("hosts")) as (made, _):
         yield made
 
 
@@ -73,14 +73,15 @@ def on_both(world: World, folder: Path, lines: Sequence[Sequence[str]], **more: 
     return [out for out, _ in ended]
 
 
-@pytest.mark.parametrize("meeting", MEETINGS)
+@pytest.mark.parametrize("meeting", ["c10d", "ipv6"])
 def test_processes_of_torchrun_are_ranks(meeting: str, world: World, tmp_path: Path) -> None:
     (tmp_path / "both.py").write_text(BOTH)
     lines = [
         [*TORCHRUN, *(word.format(host=host) for word in MEETINGS[meeting]), "both.py"]
         for host in range(2)
     ]
-    said = on_both(world, tmp_path, lines)
+    only = {"PYCOLL_INTERFACES": mpi_hosts.SIX} if meeting == "ipv6" else {}
+    said = on_both(world, tmp_path, lines, **only)
     assert [len(one.splitlines()) for one in said] == [2, 2]
     assert sorted("".join(said).splitlines()) == [
         f"{rank} of 4 on 2 hosts: 10 [10.0, 10.0, 10.0]" for rank in range(4)
@@ -123,33 +124,3 @@ def test_the_other_host_hears_of_a_rank_of_torchrun_that_is_killed(
     told = [line.split() for line in sorted(said[0].splitlines())]
     assert [words[:2] for words in told] == [["0", "lost"], ["1", "lost"]], said
     assert all({"2", "3"}.issuperset(words[2:]) and words[2:] for words in told), said
-
-
-def _program(page: str) -> str:
-    """The first program of a page."""
-    found = re.search(r"```python\n(.*?)```", (PAGES / page).read_text(), re.S)
-    assert found is not None
-    return found[1]
-
-
-def test_the_program_of_the_page_about_torchrun(world: World, tmp_path: Path) -> None:
-    (tmp_path / "hello.py").write_text(_program("torchrun.md"))
-    lines = [[*TORCHRUN, *MEETINGS["c10d"], "hello.py"]] * 2
-    said = sorted("".join(on_both(world, tmp_path, lines)).splitlines())
-    assert said == [f"rank {rank} of 4: the sum is 10" for rank in range(4)]
-
-
-def test_jax_finds_its_ranks_on_both_hosts(world: World, tmp_path: Path) -> None:
-    pytest.importorskip("jax")
-    (tmp_path / "hello.py").write_text(_program("jax-distributed.md"))
-    lines = [
-        [
-            *(sys.executable, "-m", "pycoll", "run", "--nnodes", "2", "--node-rank", str(host)),
-            *("--address", "host0:5000", "-n", "1", "hello.py"),
-        ]
-        for host in range(2)
-    ]
-    said = "".join(on_both(world, tmp_path, lines)).splitlines()
-    assert sorted(line for line in said if line.startswith("process")) == [
-        f"process {rank} of 2: 2 devices, the sum is 3.0" for rank in range(2)
-    ]

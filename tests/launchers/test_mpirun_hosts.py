@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -96,6 +98,40 @@ def test_a_rank_that_fails_ends_the_job(name: str, places: tuple[World, Path]) -
         assert "init waited 10 s in the launcher's barrier" in done.stderr
     else:
         assert "init waited" not in done.stderr, "prterun ends the job at once"
+
+
+@pytest.mark.parametrize("name", LAUNCHERS)
+@pytest.mark.parametrize(
+    ("interfaces", "wrong"),
+    [
+        ("eth0", []),
+        ("eth0,six,aaa", ["warning host0 on aaa", "warning host1 on aaa"]),
+        ("aaa", ["error host0 on aaa", "error host1 on aaa"]),
+    ],
+)
+def test_the_doctor_examines_the_hosts_of_the_job(
+    name: str, interfaces: str, wrong: list[str], places: tuple[World, Path]
+) -> None:
+    """It also reports where a job cannot join; rank 0 prints once, and its status is the job's."""
+    need(name)
+    world, agent = places
+    line = [*LAUNCHERS[name](world, agent), sys.executable, "-m", "pycoll", "doctor", "--json"]
+    done = run(world, line, PYCOLL_INTERFACES=interfaces)
+    report = json.loads(done.stdout.strip("\0"))
+    assert [(one["label"], one["ranks"]) for one in report["hosts"]] == [
+        (host, 2) for host in world.names
+    ]
+    cores = len(os.sched_getaffinity(0))
+    # Open MPI binds each rank to a core of its own, where the host is small.
+    assert all(min(cores, 2) <= one["cores"] <= cores for one in report["hosts"])
+    found = [one for one in report["findings"] if one["severity"] != "note"]
+    assert [f"{one['severity']} {one['host']} on aaa" for one in found] == wrong, found
+    assert all("does not reach host" in one["what"] and "aaa" in one["what"] for one in found)
+    assert done.returncode == int(report["wrong"]) == int(bool(wrong)), done.stderr
+    ways = {(one["source"], one["via"], one["failure"] == "") for one in report["links"]}
+    assert ways == {
+        (host, device, device != "aaa") for host in world.names for device in interfaces.split(",")
+    }
 
 
 def test_hosts_with_ipv6_only(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from engine_programs import ROOT, Program, environment, lines_of_page, needs
+from engine_programs import Program, environment, needs
 
 needs("pyspark")
 if shutil.which("java") is None:
@@ -26,6 +26,7 @@ print(len(spark.run(context, engine_ranks.add, 2.0)))
 said = engine_ranks.caught(lambda: spark.run(context, engine_ranks.fail, 1, size=2, timeout_s=20))
 print("rank 1 has no answer" in said or "rank 1 (" in said)
 print(engine_ranks.caught(lambda: spark.run(context, engine_ranks.add, 2.0, size=0)))
+print(engine_ranks.caught(lambda: spark.run(context, engine_ranks.add, 2.0, size=5)))
 plain = context.parallelize(range(2), 2)
 print("is no task of a barrier stage" in engine_ranks.caught(
     lambda: plain.mapPartitions(lambda rows: [spark.init().rank]).collect()))
@@ -41,6 +42,8 @@ def test_tasks_of_a_stage_are_ranks(program: Program, tmp_path: Path) -> None:
         "4",
         "True",
         "InvalidArgumentError: size is 0: expected a whole number of at least 1",
+        "InvalidArgumentError: size is 5 and the master local[4] has 4 slots: all ranks run at "
+        "once, so pass at most 4 or give the master more",
         "True",
         "[2, 2]",
     ]
@@ -73,9 +76,3 @@ def test_executors_of_a_cluster_are_ranks(program: Program, tmp_path: Path) -> N
         "True",
         "[(0, 1, 1.0), (1, 1, 1.0)]",
     ]
-
-
-def test_the_example_trains(program: Program) -> None:
-    path = str(ROOT / "examples" / "train_on_engines.py")
-    said = program(sys.executable, path, "--engine", "spark", "--ranks", "4")
-    assert said.splitlines()[-1] == lines_of_page("spark")[0]

@@ -199,18 +199,28 @@ def test_verbose_says_how_hosts_are_reached(world: SshHosts) -> None:
     assert "pycoll run: host host1: the agent starts 1 ranks" in err
 
 
-def test_an_interface_that_goes_nowhere(world: SshHosts) -> None:
-    """Both hosts believe to be in one network that no cable connects."""
-    for number in (1, 2):
-        for words in (
-            ("link", "add", "aaa", "type", "veth", "peer", "name", "end"),
-            ("addr", "add", f"10.66.0.{number}/24", "dev", "aaa"),
-            ("link", "set", "aaa", "up"),
-            ("link", "set", "end", "up"),
-        ):
-            line = ["ip", "-n", world.world.space(number), *words]
-            subprocess.run(line, check=True, capture_output=True)
+@contextlib.contextmanager
+def leading_nowhere(world: SshHosts, *hosts: int) -> Iterator[None]:
+    """These hosts believe to be in one network, of the interface aaa, that no cable connects."""
+
+    def ip(host: int, *words: str) -> None:
+        line = ["ip", "-n", world.world.space(host), *words]
+        subprocess.run(line, check=True, capture_output=True)
+
+    for host in hosts:
+        ip(host, "link", "add", "aaa", "type", "veth", "peer", "name", "end")
+        ip(host, "addr", "add", f"10.66.0.{host + 1}/24", "dev", "aaa")
+        ip(host, "link", "set", "aaa", "up")
+        ip(host, "link", "set", "end", "up")
     try:
+        yield
+    finally:
+        for host in hosts:
+            ip(host, "link", "del", "aaa")
+
+
+def test_an_interface_that_goes_nowhere(world: SshHosts) -> None:
+    with leading_nowhere(world, 1, 2):
         began = time.monotonic()
         for words in ((), ("--network-interfaces", "eth0")):
             status, out, err = run(world, "-H", "host1,host2", *words, *SUM)
@@ -219,11 +229,52 @@ def test_an_interface_that_goes_nowhere(world: SshHosts) -> None:
         status, _, err = run(
             world, "-H", "host1,host2", "--network-interfaces", "aaa", "--start-timeout", "4", *SUM
         )
-        assert status == 1 and "10.66.0.1" in err, err
-    finally:
-        for number in (1, 2):
-            line = ["ip", "-n", world.world.space(number), "link", "del", "aaa"]
-            subprocess.run(line, check=True, capture_output=True)
+        assert status == 1 and "10.66.0.2" in err, err
+
+
+#: Rank 0 starts the new ranks by ssh, which reads the ticket from its input.
+GROWS = f"""'{RANK}'
+import os, subprocess, sys
+import numpy as np
+import pycoll
+
+started = []
+
+def invite(tickets):
+    for host, ticket in zip(("host0", "host2"), tickets, strict=True):
+        paths = os.environ["PYTHONPATH"]
+        line = f"read PYCOLL_TICKET; export PYCOLL_TICKET; export PYTHONPATH={{paths}}; "
+        line += f"exec {{sys.executable}} grows.py"
+        ssh = ["ssh", "-o", "BatchMode=yes", host, f"cd {{os.getcwd()}}; {{line}}"]
+        started.append(subprocess.Popen(ssh, stdin=subprocess.PIPE))
+        started[-1].stdin.write(ticket.encode() + b"\\n")
+        started[-1].stdin.close()
+
+def show(comm):
+    total = comm.all_reduce(np.full(1 << 18, comm.rank + 1.0))
+    assert (total == comm.size * (comm.size + 1) / 2).all()
+    print(comm.rank, comm.size, comm.hosts, flush=True)
+
+comm = pycoll.init()
+if comm.size == 2:
+    show(comm)
+    comm = comm.grow(2, invite, 40.0)
+show(comm)
+comm.barrier()
+assert all(process.wait(30) == 0 for process in started)
+"""
+
+
+def test_a_world_grows_by_ranks_on_other_hosts(world: SshHosts) -> None:
+    """One on a host that had none, the other where rank 1 is."""
+    (world.folder / "grows.py").write_text(GROWS)
+    with leading_nowhere(world, 0, 1, 2):
+        status, out, err = run(world, "-H", "host1,host2", "grows.py")
+    assert (status, err) == (0, "")
+    small = [f"{rank} 2 ((0,), (1,))" for rank in range(2)]
+    assert sorted(out.splitlines()) == sorted(
+        [*small, *(f"{rank} 4 ((0,), (1, 3), (2,))" for rank in range(4))]
+    )
 
 
 # Failures
@@ -273,7 +324,7 @@ def test_a_signal_ends_all_hosts(world: SshHosts, signum: int) -> None:
     status, _, err = end(process)
     assert status == 128 + signum
     name = signal.Signals(signum).name
-    assert re.search(rf"pycoll run: stopped by {name} on host host\d, which was passed on", err)
+    assert f"pycoll run: stopped by {name}\n" in err, err
     assert time.monotonic() - began < FAILURE_S
 
 
@@ -402,20 +453,29 @@ def test_an_agent_that_is_stopped_is_named(
     assert time.monotonic() - began < SILENCE_S + 20
 
 
-def test_a_launcher_s_host_that_vanishes_leaves_nothing(world: SshHosts) -> None:
-    """No rank runs on that host, and nothing tells the others of its end."""
-    process = start(world, "-H", "host1,host2", sys.executable, "-c", SLEEP)
+@pytest.mark.parametrize("hosts", [("host1", "host2"), ("host0", "host1", "host2")])
+def test_a_launcher_s_host_that_vanishes_leaves_nothing(
+    world: SshHosts, hosts: tuple[str, ...]
+) -> None:
+    """The ranks ignore what can be ignored. Without ranks on the launcher's host, only the silence
+    of the launcher tells the others of its end."""
+    stubborn = "import signal; signal.signal(1, signal.SIG_IGN); signal.signal(15, signal.SIG_IGN)"
+    process = start(world, "-H", ",".join(hosts), sys.executable, "-c", f"{stubborn}; {SLEEP}")
     assert process.stdout is not None
-    assert sorted(process.stdout.readline().split()[0] for _ in range(2)) == ["0", "1"]
+    begun = [process.stdout.readline().split()[0] for _ in hosts]
+    assert sorted(begun) == [str(rank) for rank in range(len(hosts))]
+    began = time.monotonic()
     world.world.set_link(0, False)
     try:
+        while world.processes(RANK):
+            assert time.monotonic() - began < GONE_S + 4, world.processes(RANK)
+            time.sleep(0.1)
         status, _, err = end(process)
         assert status == 1
-        assert "host host1: its agent or the connection to it ended with status 255" in err
-        until = time.monotonic() + GONE_S
-        while world.processes(RANK):
-            assert time.monotonic() < until, world.processes(RANK)
-            time.sleep(0.1)
+        if "host0" in hosts:
+            assert re.search(r"node [12] \(host[12]:\d+\) is gone: .* or its host or", err), err
+        else:
+            assert "host host1: its agent or the connection to it ended with status 255" in err
     finally:
         world.world.set_link(0, True)
         _await_host(world, 1)

@@ -285,8 +285,8 @@ def test_wrong_parameters_and_different_ranks_are_named_before_anything_moves() 
 
     for told in world_in_threads(2).run(run):
         assert told[0] == (
-            "the local updates of ranks 0 and 1 differ: ['schedule', 'every', 2] and "
-            "['schedule', 'every', 3]"
+            "the local updates of rank 1 differ from those of rank 0: ['schedule', 'every', 3] and "
+            "['schedule', 'every', 2]"
         )
         assert "parameter 3" in told[1]
 

@@ -489,19 +489,29 @@ def test_wrong_arrays_and_states_are_refused() -> None:
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        ({"outer": {"lr": 0.5}}, r"\['outer', 0.5, 0.0, False, False\] and \['outer', 0.25"),
-        ({"fragments": 1}, r"\['fragments', 1\] and \['fragments', 2\]"),
-        ({"delay": 1}, r"\['delay', 1\] and \['delay', 2\]"),
-        ({"mix": 0.5}, r"\['mix', 0.5\] and \['mix', 0.25\]"),
+        ({"every": 4}, r"\['schedule', 'every', 2\] and \['schedule', 'every', 4\]"),
+        ({"outer": {"lr": 0.5}}, r"\['outer', 0.25, 0.0, False, False\] and \['outer', 0.5"),
+        ({"fragments": 1}, r"\['fragments', 2\] and \['fragments', 1\]"),
+        ({"delay": 1}, r"\['delay', 2\] and \['delay', 1\]"),
+        ({"mix": 0.5}, r"\['mix', 0.25\] and \['mix', 0.5\]"),
+        ({"compress": Block("int8")}, r"\['compress', .*int4.*\] and \['compress', .*int8"),
     ],
 )
-def test_ranks_that_differ_are_named(words: dict[str, Any], text: str) -> None:
+@pytest.mark.parametrize(("size", "odd"), [(2, 1), (3, 0), (4, 0), (4, 2)])
+def test_ranks_that_differ_are_named(words: dict[str, Any], text: str, size: int, odd: int) -> None:
+    others = {"outer": {"lr": 0.25}, "mix": 0.25, "compress": Block("int4")}
+
     def run(comm: pycoll.Communicator) -> None:
         (name, value), *_ = words.items()
-        if comm.rank == 1:
-            value = {"outer": {"lr": 0.25}, "mix": 0.25}.get(name, 2)
-        updates = LocalUpdates(8, **{name: value})
-        with pytest.raises(pycoll.MismatchError, match=f"ranks 0 and 1 differ: {text}"):
+        if comm.rank == odd:
+            value = others.get(name, 2)
+        given = {"every": 8, name: value}
+        if name == "compress":
+            given["outer"] = {"momentum": 0.5}
+        updates = LocalUpdates(**given)
+        start = f"the local updates of rank {odd} differ from those of rank {int(odd == 0)}: "
+        with pytest.raises(pycoll.MismatchError, match=start + text) as found:
             updates.begin([np.ones(3), np.ones(2)], comm)
+        assert (found.value.rank, found.value.ranks) == (odd, (odd,))
 
-    world_in_threads(2).run(run)
+    world_in_threads(size).run(run)

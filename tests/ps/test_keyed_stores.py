@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import stores
 from click.testing import CliRunner
+from foreign_arrays import Bare, Foreign
 from harness import TIMEOUT_S, each, succeeded
 from stores import Comm, Run
 
@@ -141,6 +142,61 @@ def test_arrays_of_other_frameworks_come_back_as_they_are() -> None:
     succeeded(run_store(work, workers=1))
 
 
+def test_jax_arrays_come_back_as_they_are() -> None:
+    jax = pytest.importorskip("jax")
+    jnp = jax.numpy
+
+    def work(store: ps.Store, comm: Comm) -> None:
+        x = jnp.ones((2, 3), jnp.bfloat16)
+        for name in ("j", "j again"):
+            store.init(name, x)
+            for found, right in ((store.pull(name), 1), (store.push_pull(name, x), 2)):
+                assert isinstance(found, jax.Array) and found.dtype == x.dtype
+                assert found.devices() == x.devices() and found.tolist() == [[right] * 3] * 2
+        with pytest.raises(InvalidArgumentError, match="out is a JAX array, which is immutable"):
+            store.pull("j", out=x)
+        store.init("scalar", jnp.float32(2.5))
+        assert float(store.pull("scalar")) == 2.5
+
+        table = store.table("rows", dim=2)
+        ids = jnp.array([3, 5], jnp.int32)
+        table.push(ids, jnp.ones((2, 2)))
+        rows = table.pull(ids)
+        assert isinstance(rows, jax.Array) and rows.tolist() == [[1, 1], [1, 1]]
+        with pytest.raises(InvalidArgumentError, match="out is a JAX array, which is immutable"):
+            table.pull(ids, out=rows)
+        if not jax.config.jax_enable_x64:
+            wide = store.table("wide", dim=2, dtype="float64")
+            with pytest.raises(
+                InvalidArgumentError, match="is float64, and this JAX would make it"
+            ):
+                wide.pull(ids)
+
+    succeeded(run_store(work, workers=1, consistency="asp"))
+
+
+def test_arrays_with_nothing_but_dlpack_come_back_as_they_are() -> None:
+    def work(store: ps.Store, comm: Comm) -> None:
+        store.init("f", Foreign(np.arange(3)))
+        for found in (store.pull("f"), store.pull("f", async_op=True).wait()):
+            assert isinstance(found, Foreign) and found.memory.tolist() == [0, 1, 2]
+        found = store.push_pull("f", Foreign(np.ones(6, int)[::2]))
+        assert isinstance(found, Foreign) and found.memory.tolist() == [1, 2, 3]
+        out = Foreign(np.zeros(3, int))
+        assert store.pull("f", out=out) is out and out.memory.tolist() == [1, 2, 3]
+        table = store.table("rows", dim=2)
+        table.push(Foreign(np.array([9])), Foreign(np.ones((1, 2), np.float32)))
+        rows = table.pull(Foreign(np.array([9, 5])))
+        assert isinstance(rows, Foreign) and rows.memory.tolist() == [[1, 1], [0, 0]]
+
+        store.init("b", Bare(np.ones(2)))
+        plain = store.push_pull("b", Bare(np.ones(2)))
+        assert isinstance(plain, np.ndarray) and plain.tolist() == [2, 2]
+        plain[0] = 5
+
+    succeeded(run_store(work, workers=1, consistency="asp"))
+
+
 @pytest.mark.parametrize("hosts", [None, [0, 1]])
 def test_a_peer_that_does_not_receive_holds_up_no_sender(hosts: list[int] | None) -> None:
     comms = pycoll.local_world(2, hosts=hosts, timeout_s=TIMEOUT_S)
@@ -224,11 +280,60 @@ def test_stats_and_explain_tell_clocks_and_counts() -> None:
         assert facts["keys"] == {"w": [0]}
         assert [one["chain"] for one in facts["shards"]] == [[1, 2], [2, 1]]
         assert facts["shards"][0]["pushes"] == 1 and facts["shards"][1]["pushes"] == 0
+        table = store.table("rows", dim=2)
+        table.pull([7, 7, 8])
+        first = store.stats()["shards"][0]
+        assert first["busy"][0] == {"name": "w", "key": 0, "part": 0, "uses": 2}
+        assert first["pulls"] >= 1 and first["waiting"] == {}
         text = store.explain()
         assert text.startswith("store: bsp, 1 worker, 2 shards\n")
-        assert "shard 0: rank 1 -> rank 2; 1 part; 1 pushes, 0 dropped; clocks 0: 0" in text
+        assert "shard 0: rank 1 -> rank 2; 2 parts; 1 pushes, 0 dropped; clocks 0: 0; 0 w" in text
+        nbytes = sum(one["bytes"] for one in store.stats()["shards"])
+        assert nbytes >= 32
+        for rank in (1, 2):
+            assert f"server rank {rank}: {nbytes} bytes in 2 shards" in text
+        assert "busiest, by pushes and pulls of parts: 'w': 2; table 'rows': " in text
+        assert "table 'rows': busiest rows of this worker, by uses: 7: 2; 8: 1" in text
 
     succeeded(run_store(work, workers=1, replicas=1))
+
+
+def test_requests_that_wait_are_counted_by_the_clocks_that_they_lack() -> None:
+    def work(store: ps.Store, comm: Comm) -> None:
+        store.init("w", np.zeros(2))
+        if comm.rank > 0:
+            waiting = [store.clock(async_op=True) for _ in range(2 + comm.rank)]
+            waiting.append(store.pull("w", async_op=True))
+            for one in waiting:
+                one.wait()
+            return
+        until = time.monotonic() + TIMEOUT_S
+        while store.stats()["shards"][0]["waiting"] != {"1": 2, "2": 3}:
+            assert time.monotonic() < until, store.stats()
+            time.sleep(0.01)
+        assert "5 wait, of them 2 for 1 clock, 3 for 2 clocks" in store.explain()
+        for _ in range(4):
+            store.clock()
+        assert store.stats()["shards"][0]["waiting"] == {}
+
+    succeeded(run_store(work, workers=3, servers=1, consistency=ps.SSP(2)))
+
+
+def test_a_status_that_is_too_long_is_left_out_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(status, "_STATUS_BYTES_MAX", 600)
+
+    def work(store: ps.Store, comm: Comm) -> None:
+        for number in range(9):
+            store.init(f"key {number}", np.zeros(2))
+        found = next(one for one in running_servers() if one["pid"] == os.getpid())
+        assert found["shards"] == [] and found["rank"] == 1
+        done = CliRunner().invoke(main, ["ps", "--over", "0.01"])
+        text = f"server rank 1 (pid {os.getpid()}): shards left out, since its status has "
+        assert text in done.output and " bytes, more than 600" in done.output, done.output
+
+    succeeded(run_store(work, workers=1, servers=1))
 
 
 @pytest.mark.parametrize("replicas", [0, 1])
@@ -338,16 +443,16 @@ def test_the_next_worker_makes_keys_when_the_first_one_has_left() -> None:
         store.init("late", np.full(5, comm.rank))
         table = store.table("rows", dim=2, dtype="int64")
         table.push([comm.rank], np.full((1, 2), comm.rank))
-        store.push("late", np.ones(5, np.int64))
         store.push("w", np.ones(3, np.int64))
+        store.push("late", np.ones(5, np.int64))
+        # Pushes are acknowledged, so a worker whose push to "late" is there has done its others.
         while (store.pull("late") != 3).any():
             time.sleep(0.01)
-        while table.pull([1, 2]).tolist() != [[1, 1], [2, 2]]:
-            time.sleep(0.01)
-        return store.pull("w").tolist()
+        return [store.pull("w").tolist(), table.pull([1, 2]).tolist()]
 
     found = run_store(work, workers=3, servers=2, consistency="asp")
-    assert succeeded(found) == [None, [2, 2, 2], [2, 2, 2]]
+    values = [[2, 2, 2], [[1, 1], [2, 2]]]
+    assert succeeded(found) == [None, values, values]
 
 
 def test_examples_of_docstrings_do_what_they_say() -> None:
@@ -434,6 +539,68 @@ def test_workers_that_name_other_terms_are_told() -> None:
         comm.close()
 
 
+@pytest.mark.parametrize(
+    ("words", "odd", "first"),
+    [
+        (["asp", "bsp", "bsp"], 0, "2 ranks, among them rank 1,"),
+        (["bsp", "bsp", "asp"], 2, "2 ranks, among them rank 0,"),
+        (["bsp", "asp", "SSP"], 1, "rank 0"),
+        (["asp", "bsp", "asp", "SSP", "bsp"], 1, "2 ranks, among them rank 0,"),
+        (["SSP(2)", "SSP(2)", "SSP(1)"], 2, "2 ranks, among them rank 0,"),
+        (["Backup(0.5)", "Backup(0.75)"], 1, "rank 0"),
+    ],
+)
+def test_the_rank_with_other_terms_than_most_is_named(
+    words: list[str], odd: int, first: str
+) -> None:
+    comms = pycoll.local_world(len(words), servers=1, timeout_s=TIMEOUT_S)
+    terms: list[Any] = [consistency_from("SSP(1)" if one == "SSP" else one) for one in words]
+
+    def rank(comm: Comm) -> None:
+        with pytest.raises(MismatchError) as caught:
+            ps.connect(comm, consistency=terms[comm.rank])
+        text = str(caught.value)
+        assert caught.value.rank == odd and text.startswith(f"rank {odd} opens a store with ")
+        assert f", {terms[odd]}, shards=1, {first} with servers" in text, text
+
+    with ThreadPoolExecutor(len(comms)) as pool:
+        succeeded(each(pool, rank, comms))
+    for comm in comms:
+        comm.close()
+
+
+@pytest.mark.parametrize(
+    ("odd", "words"),
+    [
+        ({"consistency": ps.SSP(1)}, "replicas=0, SSP(1), shards=3"),
+        ({"replicas": 1}, "replicas=1, SSP(2), shards=3"),
+        ({"shards": 6}, "replicas=0, SSP(2), shards=6"),
+    ],
+)
+def test_the_server_with_other_terms_than_most_is_named(odd: dict[str, Any], words: str) -> None:
+    comms = pycoll.local_world(4, timeout_s=TIMEOUT_S)
+    servers = [1, 2, 3]
+
+    def rank(comm: Comm) -> None:
+        with pytest.raises(MismatchError) as caught:
+            if comm.rank in servers:
+                terms = {"consistency": ps.SSP(2)} | (odd if comm.rank == 2 else {})
+                ps.serve_store(comm, servers, **terms)
+            else:
+                ps.connect(comm)
+        assert caught.value.rank == 2
+        assert str(caught.value) == (
+            f"rank 2 opens a store with servers={servers}, {words}, 2 ranks, among them rank 1, "
+            f"with servers={servers}, replicas=0, SSP(2), shards=3"
+        )
+        assert comm.all_reduce(1) == 4, "the communicator goes on"
+
+    with ThreadPoolExecutor(len(comms)) as pool:
+        succeeded(each(pool, rank, comms))
+    for comm in comms:
+        comm.close()
+
+
 # Bad input
 
 
@@ -466,8 +633,9 @@ def test_wrong_arguments_are_named_before_anything_is_sent() -> None:
                 lambda: store.init("w", np.ones(4, np.float32)),
             ),
             (
-                "key 'v' is not known here: call init first; known keys: 'w'",
-                lambda: store.push("v", 1),
+                "init of 'w' with dtype float64 and shape (3,), update 'add': the store has dtype "
+                "float32 and shape (3,)",
+                lambda: store.init("w", np.ones(3)),
             ),
             (
                 "x has dtype float64 and shape (3,), but 'w' has dtype float32 and shape (3,)",
@@ -481,6 +649,9 @@ def test_wrong_arguments_are_named_before_anything_is_sent() -> None:
             ),
             ("out is read-only", lambda: store.pull("w", out=np.broadcast_to(np.float32(1), 3))),
         ]
+        unknown = "key 'v' is not known here: call init first; known keys: 'w'"
+        wrong += [(unknown, lambda: store.push("v", x)), (unknown, lambda: store.pull("v"))]
+        wrong.append((unknown, lambda: store.push_pull("v", x)))
         for text, call in wrong:
             with pytest.raises(InvalidArgumentError) as caught:
                 call()
@@ -493,24 +664,54 @@ def test_wrong_arguments_are_named_before_anything_is_sent() -> None:
     succeeded(run_store(work, workers=1, servers=1, consistency="asp"))
 
 
+def test_ids_and_grads_of_other_forms_are_named() -> None:
+    def work(store: ps.Store, comm: Comm) -> None:
+        table = store.table("rows", dim=2)
+        grads = np.ones((2, 2), np.float32)
+        wrong: list[tuple[str, Any, Any]] = [
+            ("ids is a list whose members are of different lengths: exp", [[1, 2], [3]], grads),
+            ("ids is a list whose members are of different lengths: exp", [[], 1], grads),
+            ("ids is a tuple whose members are of different lengths: exp", ([1], 2), grads),
+            ("ids has dtype int64 and shape (1, 2): expected whole numbers", [[1, 2]], grads),
+            ("grads is <class 'list'>, which is no array", [1, 2], [[1.0, 2.0], [3.0]]),
+        ]
+        for text, ids, given in wrong:
+            with pytest.raises(InvalidArgumentError) as caught:
+                table.push(ids, given)
+            assert text in str(caught.value)
+            if given is grads:
+                with pytest.raises(InvalidArgumentError) as caught:
+                    table.pull(ids)
+                assert text in str(caught.value)
+        assert not table.pull([1, 2, 3]).any()
+
+    succeeded(run_store(work, workers=1, servers=1, consistency="asp"))
+
+
 def test_workers_whose_terms_differ_from_the_first_ones() -> None:
-    seen = threading.Event()
+    seen = threading.Barrier(3)
 
     def work(store: ps.Store, comm: Comm) -> None:
+        count, dim = (3, 2) if comm.rank == 0 else (4, 5)
         if comm.rank == 0:
-            store.init("w", np.zeros(3))
-            seen.wait(TIMEOUT_S)
+            store.init("w", np.zeros(count))
+            store.table("rows", dim=dim)
         else:
             text = "'w' with dtype float64 and shape .4,., update 'add': the store has .*3"
-            with pytest.raises(MismatchError, match=text):
-                store.init("w", np.zeros(4))
+            with pytest.raises(MismatchError, match=f"^rank {comm.rank}: init of {text}") as caught:
+                store.init("w", np.zeros(count))
+            assert caught.value.rank == comm.rank
+            text = f"^rank {comm.rank}: table 'rows' with .*: the store has .*, as the first worker"
+            with pytest.raises(MismatchError, match=text) as caught:
+                store.table("rows", dim=dim)
+            assert caught.value.rank == comm.rank
             store.timeout_s = 0.3
             text = "init of 'v', which the first worker begins, waited"
             with pytest.raises(TimeoutError, match=text):
                 store.init("v", np.zeros(4))
-            seen.set()
+        seen.wait(TIMEOUT_S)
 
-    succeeded(run_store(work, workers=2, servers=1, consistency="asp"))
+    succeeded(run_store(work, workers=3, servers=1, consistency="asp"))
 
 
 @pytest.mark.parametrize(
@@ -524,6 +725,12 @@ def test_workers_whose_terms_differ_from_the_first_ones() -> None:
         (r'consistency is \'ssp\': expected "bsp", "asp"', [2], {"consistency": "ssp"}),
         (r"shards is 0: expected 1 to 1024, since there are 1 servers", [2], {"shards": 0}),
         (r"shards is True: expected 1 to 1024", [2], {"shards": True}),
+        (
+            r"shards is 3: expected a multiple of the 2 servers, up to 1024, .*; pass 2 or 4",
+            [1, 2],
+            {"shards": 3},
+        ),
+        (r"shards is 1025: expected 2 to 1024", [1, 2], {"shards": 1025}),
     ],
 )
 def test_wrong_terms_are_told_to_all_ranks(text: str, servers: Any, terms: Any) -> None:
@@ -558,26 +765,38 @@ def test_a_store_without_servers_says_how_to_serve_one() -> None:
 
 @pytest.mark.parametrize("wrong", [-1, 1.5, True, "3", 1 << 21])
 def test_staleness_outside_its_bounds_is_refused(wrong: Any) -> None:
-    with pytest.raises(InvalidArgumentError, match=r"staleness is .*: expected a whole number"):
+    with pytest.raises(InvalidArgumentError) as caught:
         ps.SSP(wrong)
+    assert str(caught.value) == f"staleness is {wrong!r}: expected a whole number from 0 to 1048576"
 
 
 @pytest.mark.parametrize("wrong", [0, -0.5, 1.01, True, "1", float("nan")])
 def test_shares_outside_their_bounds_are_refused(wrong: Any) -> None:
-    with pytest.raises(InvalidArgumentError, match=r"share is .*: expected a number above 0"):
+    with pytest.raises(InvalidArgumentError) as caught:
         ps.Backup(wrong)
+    assert str(caught.value) == f"share is {wrong!r}: expected a number above 0, at most 1"
+
+
+@pytest.mark.parametrize("wrong", [1, "yes", None])
+def test_elastic_is_true_or_false(wrong: Any) -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        ps.BSP(elastic=wrong)
+    assert str(caught.value) == f"elastic is {wrong!r}: expected True or False"
 
 
 # Forms
 
 
 def test_a_consistency_is_read_back_from_its_text() -> None:
-    for one in ("bsp", "asp", ps.SSP(3), ps.Backup(1 / 3), ps.SSP(0)):
+    for one in ("bsp", "asp", ps.SSP(3), ps.Backup(1 / 3), ps.SSP(0), ps.BSP(elastic=True)):
         made = consistency_of(one)
         assert consistency_from(str(made)) == made
     assert [ps.Backup(0.9).needed(count) for count in (1, 2, 9, 10, 11)] == [1, 2, 9, 9, 10]
-    with pytest.raises(ValueError, match="expected"):
-        consistency_from("SSP(x)")
+    assert ps.BSP() == consistency_of("bsp") and str(ps.BSP()) == "bsp"
+    assert ps.BSP(elastic=True).needed(3) == 3
+    for wrong in ("SSP(x)", "BSP(elastic=False)"):
+        with pytest.raises(ValueError, match=r"expected .*pycoll\.ps\.BSP\(elastic=True\)"):
+            consistency_from(wrong)
 
 
 def test_parts_are_spread_within_a_part_of_the_mean() -> None:

@@ -197,7 +197,7 @@ def test_a_round_has_a_new_worker_in_all_shards_or_in_none() -> None:
     mixed = 0
     for seed in range(SEEDS):
         seen: list[Any] = []
-        world = begun(seed, BSP, 8, seen)
+        world = begun(seed, BSP(), 8, seen)
         program = functools.partial(late, world, 8, seen)
         fault(world, functools.partial(world.invite, program))
         if seed % 2:
@@ -217,7 +217,7 @@ def test_a_round_has_a_new_worker_in_all_shards_or_in_none() -> None:
 
 
 def test_a_lost_worker_does_not_come_back_to_a_bulk_synchronous_store() -> None:
-    world = begun(5, BSP, 30, [])
+    world = begun(5, BSP(), 30, [])
     program = functools.partial(late, world, 30, [])
     world.at(1.0, functools.partial(world.kill, 2))
     world.at(20.0, functools.partial(world.invite, program, 2))

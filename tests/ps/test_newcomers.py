@@ -221,6 +221,37 @@ def test_bulk_synchronous_stores_refuse_what_would_break_their_rounds() -> None:
     run(work, workers=1, consistency="bsp")
 
 
+def test_workers_come_back_to_an_elastic_store() -> None:
+    """What a worker pushed in a round that has not ended goes with it."""
+    elastic = ps.BSP(elastic=True)
+
+    def work(store: ps.Store, ticket: str) -> None:
+        first = ps.connect(ticket=ticket, consistency=elastic)
+        rank = first.rank
+        first.init("x", np.zeros(4))
+        first.push("x", np.full(4, 100.0))
+        first.close()
+        wait_for(store, lambda facts: all(rank in one["gone"] for one in facts["shards"]))
+        store.push("x", np.ones(4))
+        store.clock()
+        assert store.pull("x").tolist() == [1.0] * 4
+        assert sum(one["dropped"] for one in store.stats()["shards"]) == 1
+        with ps.connect(ticket=ticket, worker=rank) as back:
+            back.init("x", np.zeros(4))
+            assert back.stats()["clock"] == 1
+            back.push("x", np.full(4, 10.0))
+            ended = store.clock(async_op=True)
+            back.clock()
+            ended.wait()
+            assert store.pull("x").tolist() == [11.0] * 4
+        store.push_pull("x", np.ones(4))
+        text = r"the store is BSP\(elastic=True\), and push_pull\(\) ended rounds of some keys"
+        with pytest.raises(InvalidArgumentError, match=text):
+            ps.connect(ticket=ticket, worker=rank)
+
+    run(work, workers=1, consistency=elastic)
+
+
 def test_what_the_store_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     def work(store: ps.Store, ticket: str) -> None:
         for words, text in (

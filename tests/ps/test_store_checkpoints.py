@@ -122,6 +122,38 @@ def test_training_goes_on_bit_for_bit_on_other_servers(
     succeeded(run_store(work, servers=servers, replicas=replicas))
 
 
+def test_a_job_is_started_again_with_another_number_of_servers(tmp_path: Path) -> None:
+    """By the command line alone: the program names the checkpoint, and the launcher the servers."""
+    pytest.importorskip("sklearn", reason="the example trains on scikit-learn's digits")
+    from safetensors.numpy import load_file
+
+    def run_steps(steps: int, servers: int, path: Path) -> Any:
+        words = [sys.executable, "-m", "pycoll", "run", "-n", "2", "--servers", str(servers)]
+        script = str(ROOT / "examples" / "servers_digits.py")
+        words += [sys.executable, script, "--consistency", "bsp", "--steps", str(steps)]
+        done = subprocess.run(
+            [*words, "--checkpoint", str(path)],
+            # A loaded machine may need a minute for the imports of the example.
+            env=dict(os.environ, PYCOLL_INIT_TIMEOUT_S=str(JOB_S)),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=JOB_S,
+            check=False,
+        )
+        assert done.returncode == 0 and "2 workers, bsp" in done.stdout, done.stdout
+        (file,) = path.glob("*.safetensors")
+        found = load_file(file)
+        assert json.loads((path / MANIFEST).read_text())["round"] == steps
+        return found["values/weights"], found["state0/weights"]
+
+    plain, halves = tmp_path / "plain", tmp_path / "halves"
+    expected = run_steps(30, 1, plain)
+    run_steps(12, 1, halves)
+    for one, other in zip(run_steps(30, 3, halves), expected, strict=True):
+        assert one.any() and one.tobytes() == other.tobytes()
+
+
 def test_arrays_can_be_read_without_pycoll(reference: Any) -> None:
     from safetensors.numpy import load_file
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,12 +17,46 @@ from typing import Any
 
 import pytest
 from harness import ROOT, free_port
+from store_rank import share_of
 
 SCRIPT = (Path(__file__).resolve().parents[1] / "support" / "store_rank").with_suffix(".py")
 JOB_S = 110.0
 #: Within this time a dead server's shard is served again, also on a machine whose cores other tests
-#: keep busy. bench/ps.py measures against the promise of docs/failures.md, 2 s.
+#: keep busy. One test and bench/ps.py compare with the promise of docs/failures.md, ``PROMISED_S``.
 FAILOVER_S = 10.0
+PROMISED_S = 2.0
+#: How often a process waits for a core, at most, between the end of a server and the answer of the
+#: next one: the others notice it, agree on a view by two messages each way, tell it to the workers,
+#: and these send several parts again, which pass the chain.
+HANDOVERS = 20
+
+
+class WakeDelay:
+    """Measures how late this machine wakes a thread that sleeps for 10 ms.
+
+    ``most_s``: the largest delay within the ``with`` block, in seconds.
+    """
+
+    SLEEP_S = 0.01
+
+    def __init__(self) -> None:
+        self.most_s = 0.0
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._measure, daemon=True)
+
+    def _measure(self) -> None:
+        while not self._over.is_set():
+            begun = time.monotonic()
+            time.sleep(self.SLEEP_S)
+            self.most_s = max(self.most_s, time.monotonic() - begun - self.SLEEP_S)
+
+    def __enter__(self) -> WakeDelay:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
 
 
 class Job:
@@ -72,6 +107,24 @@ class Job:
             self.readers[rank].join()
         return [json.loads(self.lines[rank][-1]) for rank in ranks]
 
+    def steps(self, rank: int) -> int:
+        return self.lines[rank].count("step")
+
+    def wait_for_steps(self, rank: int, count: int) -> None:
+        until = time.monotonic() + JOB_S
+        while self.steps(rank) < count:
+            assert time.monotonic() < until, (rank, count, self.steps(rank), self.lines[rank][-1:])
+            time.sleep(0.02)
+
+    @contextmanager
+    def stopped(self, rank: int) -> Iterator[None]:
+        """Stop a process, and let it go on at the end of the block."""
+        os.kill(self.ranks[rank].pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(self.ranks[rank].pid, signal.SIGCONT)
+
 
 @contextmanager
 def job(
@@ -95,14 +148,17 @@ def check_counts(results: list[dict[str, Any]]) -> None:
 
 @pytest.mark.parametrize(("transport", "killed"), [("shm", 3), ("tcp", 2)])
 def test_a_killed_server_is_replaced_and_no_push_is_lost(transport: str, killed: int) -> None:
+    """Within the promised time, and what the machine itself takes to wake processes meanwhile."""
     with job(5, [2, 3, 4], "1", "asp", "2.0", transport) as ranks:
         ranks.wait_ready([0, 1])
-        time.sleep(0.5)
-        ranks.ranks[killed].kill()
-        results = ranks.results([0, 1])
+        with WakeDelay() as delay:
+            time.sleep(0.5)
+            ranks.ranks[killed].kill()
+            results = ranks.results([0, 1])
         check_counts(results)
         assert all(one["view"] >= 2 and one["transports"] == [transport] for one in results)
-        assert all(one["longest"] < FAILOVER_S for one in results), results
+        most_s = PROMISED_S + HANDOVERS * delay.most_s
+        assert all(one["longest"] < most_s for one in results), (most_s, results)
         left = [rank for rank in (2, 3, 4) if rank != killed]
         assert all(one.get("served") for one in ranks.results(left))
 
@@ -121,17 +177,30 @@ def test_the_first_worker_and_the_view_manager_are_killed_at_once(transport: str
         assert all(one.get("served") for one in ranks.results([3]))
 
 
-def test_without_replicas_a_lost_server_is_named_with_its_keys() -> None:
-    with job(3, [1, 2], "0", "asp", "30", "shm") as ranks:
+@pytest.mark.parametrize(("keys", "transport"), [(0, "shm"), (10, "tcp")])
+def test_without_replicas_a_lost_server_is_named_with_its_keys_and_tables(
+    keys: int, transport: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STORE_KEYS", str(keys))
+    with job(3, [1, 2], "0", "asp", "30", transport) as ranks:
         ranks.wait_ready([0])
         ranks.ranks[2].kill()
         (result,) = ranks.results([0])
         assert result["error"] == "PeerLostError" and result["at"] == 2
-        assert "server rank 2 is lost, which held parts of 'count'" in result["text"]
+        held = "keys 'count', 'done'"
+        if keys:
+            # The other ones are small, so the first worker puts them on the emptier server.
+            held += ", 'key 0', 'key 1', 'key 2', 'key 3', 'key 4', 'key 5' and 4 more"
+            held += " and rows of table 'rows'"
+        way = "no server that is left holds them: restore() a checkpoint in a new store"
+        assert result["text"].endswith(
+            f"server rank 2 is lost, which held parts of {held}; {way}"
+        ), result
 
 
-def test_a_killed_worker_leaves_the_minimum_and_the_others_go_on() -> None:
-    with job(4, [3], "0", "SSP(2)", "1.5", "shm") as ranks:
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_a_killed_worker_leaves_the_minimum_and_the_others_go_on(transport: str) -> None:
+    with job(4, [3], "0", "SSP(2)", "1.5", transport) as ranks:
         ranks.wait_ready([0, 1, 2])
         time.sleep(0.3)
         ranks.ranks[1].kill()
@@ -140,8 +209,9 @@ def test_a_killed_worker_leaves_the_minimum_and_the_others_go_on() -> None:
         assert all(1 in one["gone"] for one in results), results
 
 
-def test_bulk_synchronous_workers_learn_which_one_died() -> None:
-    with job(4, [3], "0", "bsp", "30", "tcp") as ranks:
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_bulk_synchronous_workers_learn_which_one_died(transport: str) -> None:
+    with job(4, [3], "0", "bsp", "30", transport) as ranks:
         ranks.wait_ready([0, 1, 2])
         ranks.ranks[2].kill()
         for result in ranks.results([0, 1]):
@@ -149,8 +219,94 @@ def test_bulk_synchronous_workers_learn_which_one_died() -> None:
             assert "worker rank 2 is gone, and bsp needs all" in result["text"]
 
 
-def test_a_stopped_server_ends_calls_with_a_timeout() -> None:
-    with job(2, [1], "0", "asp", "60", "shm", limit=4) as ranks:
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize("consistency", ["asp", "Backup(0.6)"])
+def test_the_others_go_on_while_a_worker_is_stopped(
+    consistency: str, transport: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Afterwards the servers hold all that it pushed, but for what Backup has told as dropped."""
+    monkeypatch.setenv("STORE_TELLS", "1")
+    with job(4, [3], "0", consistency, "4.0", transport) as ranks:
+        for rank in (0, 1, 2):
+            ranks.wait_for_steps(rank, 1)
+        with ranks.stopped(1):
+            time.sleep(0.2)
+            before = [ranks.steps(rank) for rank in (0, 1, 2)]
+            for rank in (0, 2):
+                ranks.wait_for_steps(rank, before[rank] + 5)
+            assert ranks.steps(1) == before[1]
+        ranks.wait_for_steps(1, before[1] + 1)
+        for one in ranks.results([0, 1, 2]):
+            assert "error" not in one, one
+            # Each of the two parts of a push may be dropped.
+            assert sum(one["held"]) == 2 * one["acknowledged"] - one["dropped"], one
+            assert consistency != "asp" or one["dropped"] == 0, one
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_workers_wait_for_a_stopped_one_within_the_staleness(
+    transport: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STORE_TELLS", "1")
+    with job(4, [3], "0", "SSP(2)", "3.0", transport) as ranks:
+        for rank in (0, 1, 2):
+            ranks.wait_for_steps(rank, 2)
+        with ranks.stopped(1):
+            time.sleep(1.5)
+            # The clock that it was telling may have arrived.
+            most = ranks.steps(1) + 1 + 2
+            assert all(ranks.steps(rank) <= most for rank in (0, 2)), ranks.lines
+        for rank in (0, 1, 2):
+            ranks.wait_for_steps(rank, most + 1)
+        check_counts(ranks.results([0, 1, 2]))
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_a_worker_that_stays_stopped_is_named_with_its_clock(
+    transport: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STORE_TELLS", "1")
+    with job(4, [3], "0", "SSP(2)", "60", transport, limit=4) as ranks:
+        for rank in (0, 1, 2):
+            ranks.wait_for_steps(rank, 1)
+        with ranks.stopped(1):
+            results = ranks.results([0, 2])
+            steps = ranks.steps(1)
+        for one in results:
+            assert one["error"] == "TimeoutError" and one["at"] == 1, one
+            found = re.search(r"rank 1 is the slowest worker, at clock (\d+)", one["text"])
+            assert found is not None and int(found[1]) in (steps, steps + 1), one
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_elastic_rounds_end_without_a_killed_worker(
+    transport: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each round has the means and sums of all workers, or of those that live, and no others."""
+    monkeypatch.setenv("STORE_ROUNDS", "60")
+    monkeypatch.setenv("STORE_PAUSE_S", "0.01")
+    with job(5, [3, 4], "1", "BSP(elastic=True)", "0", transport) as ranks:
+        ranks.wait_ready([0, 1, 2])
+        time.sleep(0.3)
+        ranks.ranks[1].kill()
+        results = ranks.results([0, 2])
+        assert all(one.get("served") for one in ranks.results([3, 4]))
+    for one in results:
+        assert "error" not in one and one["gone"] == [1] and one["longest"] < FAILOVER_S, one
+        assert one["means"] == results[0]["means"] and one["sums"] == results[0]["sums"]
+    everybody, left = (sum(map(share_of, who)) / len(who) for who in ((0, 1, 2), (0, 2)))
+    for part in zip(*results[0]["means"], strict=True):
+        count = part.count(everybody)
+        assert list(part) == [everybody] * count + [left] * (60 - count)
+        assert count < 60, "the worker died behind the last round"
+    with_it = [sums[1] for sums in results[0]["sums"]]
+    assert with_it == [min(step + 1, with_it[-1]) for step in range(60)]
+    assert all(sums[:3:2] == [step + 1] * 2 for step, sums in enumerate(results[0]["sums"]))
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_a_stopped_server_ends_calls_with_a_timeout(transport: str) -> None:
+    with job(2, [1], "0", "asp", "60", transport, limit=4) as ranks:
         ranks.wait_ready([0])
         os.kill(ranks.ranks[1].pid, signal.SIGSTOP)
         (result,) = ranks.results([0])
@@ -212,7 +368,7 @@ def test_a_server_that_is_stopped_for_a_moment_serves_on() -> None:
 
 
 def test_the_command_line_shows_running_stores() -> None:
-    with job(4, [2, 3], "1", "SSP(8)", "3.0", "shm") as ranks:
+    with job(4, [2, 3], "1", "SSP(8)", "6.0", "shm") as ranks:
         ranks.wait_ready([0, 1])
         done = subprocess.run(
             [sys.executable, "-m", "pycoll", "ps", "--over", "0.2"],
@@ -225,9 +381,11 @@ def test_the_command_line_shows_running_stores() -> None:
         lines = done.stdout.splitlines()
         for rank in (2, 3):
             assert f"  server rank {rank} (pid {ranks.ranks[rank].pid})" in lines
-        assert any(line.endswith(", view 1, view manager rank 2") for line in lines), lines
+        text = ", SSP(8), view 1, view manager rank 2"
+        assert any(line.endswith(text) for line in lines), lines
         text = "shard 0: chain 2 -> 3; 4194304 bytes in parts: 1; "
         assert any(text in line for line in lines), lines
-        assert any("clocks 0: " in line and "pushes/s" in line for line in lines), lines
-        assert any("busiest, by pushes and pulls: key 0 part 0: " in line for line in lines), lines
+        assert any("clocks 0: " in line and "pulls/s; " in line for line in lines), lines
+        text = "busiest, by pushes and pulls: 'count' part 0: "
+        assert any(text in line for line in lines), lines
         check_counts(ranks.results([0, 1]))

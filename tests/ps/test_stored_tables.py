@@ -82,15 +82,22 @@ def test_wrong_rows_are_named_and_nothing_is_applied() -> None:
         assert store.table("t", rows=10, dim=2) is table
         store.init("w", np.zeros(2, np.int64))
         ones = np.ones((2, 2), np.float32)
+        one, endless = ones[:1], store.table("endless", dim=2)
         wrong: list[tuple[str, Any]] = [
             (r"ids\[1\] is -1: expected 0 to 9", lambda: table.push([1, -1], ones)),
             (r"ids\[0\] is 10: expected 0 to 9", lambda: table.pull([10, 2])),
+            (r"ids\[1\] is 10: expected 0 to 9", lambda: table.push([2, 10], ones)),
+            (r"ids\[0\] is -7: expected 0 to 9", lambda: table.pull([-7])),
+            (r"ids\[0\] is -1: expected 0 to 4611686018427387903", lambda: endless.pull([-1])),
+            (r"ids\[0\] is 4611686018427387904: exp", lambda: endless.push([1 << 62], ones[:1])),
             ("ids has dtype float64 and shape .2,.*of one axis", lambda: table.pull(np.ones(2))),
             ("ids has dtype int64 and shape .1, 2.", lambda: table.pull(np.array([[1, 2]]))),
             (
                 "grads has dtype float32 and shape .2, 2.: .*3 ids",
                 lambda: table.push([1] * 3, ones),
             ),
+            ("grads has dtype float32 and shape .1, 2.: .*2 ids", lambda: table.push([1, 2], one)),
+            ("ids has dtype bool and shape .2,", lambda: table.push(np.ones(2, bool), ones)),
             ("grads has dtype int64", lambda: table.push([1, 2], np.ones((2, 2), np.int64))),
             ("out has shape", lambda: table.pull([1], out=np.ones((2, 2), np.float32))),
             (
@@ -110,7 +117,7 @@ def test_wrong_rows_are_named_and_nothing_is_applied() -> None:
         for text, call in wrong:
             with pytest.raises(InvalidArgumentError, match=text):
                 call()
-        assert not table.pull(np.arange(10)).any()
+        assert not table.pull(np.arange(10)).any() and not endless.pull([1, 2]).any()
         assert table.pull([]).shape == (0, 2)
         table.push([], np.empty((0, 2), np.float32))
 

@@ -169,6 +169,15 @@ def arrays(job: str) -> str:
     return outputs[0].strip()
 
 
+def codes() -> str:
+    """Codes between hosts have the same sums on all ranks, and the same over TCP."""
+    outputs = Ranks(2, "codes").succeed() + Ranks(2, "codes", PYCOLL_TRANSPORTS="tcp").succeed()
+    digests, media = zip(*(out.split(" over ") for out in outputs), strict=True)
+    require(len(set(digests)) == 1, f"results differ: {outputs}")
+    require("verbs" in media[0] and "tcp" in media[2], f"not over both: {media}")
+    return outputs[0].strip()
+
+
 def arrays_kept() -> str:
     """Ordinary arrays that are registered are, and are no more when that is over."""
     outputs = Ranks(2, "kept", PYCOLL_SHARED_ARRAYS="0").succeed()
@@ -265,6 +274,7 @@ CHECKS: dict[str, Callable[[], str]] = {
     "arrays, registered": lambda: arrays("arrays"),
     "arrays of NumPy, registered": lambda: arrays("arrays of NumPy"),
     "arrays, kept": arrays_kept,
+    "codes": codes,
     "arrays beyond locked memory": arrays_limited,
     "a killed rank": killed_rank,
     "lost packets": lambda: disturbed(("loss", "1%")),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -12,6 +14,7 @@ import numpy as np
 from inside import FailedError
 
 import pycoll
+from pycoll.compress import BF16, FP8, Block, Codec, Feedback, PowerSGD, RandomK, Sign, TopK
 
 #: Elements of float32: inline, one packet, several packets, one segment, several tiles, uneven.
 COUNTS = (1, 50, 1000, 5003, 16384, 300_007)
@@ -130,6 +133,19 @@ def kept(comm: pycoll.Communicator) -> None:
     print(comm.explain("all_reduce", 1 << 23).splitlines()[-1])
 
 
+def codes(comm: pycoll.Communicator) -> None:
+    """Sums as codes, with residuals; tells the digest of all results."""
+    found = hashlib.sha256()
+    codecs: tuple[Codec, ...] = (BF16(), FP8(), Block("int8"), Block("int4"), Sign(), TopK(0.1))
+    for codec in (*codecs, RandomK(0.1, seed=3), PowerSGD(2)):
+        for shape in ((75, 67), (60_007,)):
+            feedback, count = Feedback(), int(np.prod(shape))
+            for step in range(2):
+                mine = values(comm.rank, count, step).reshape(shape)
+                found.update(comm.all_reduce(mine, compress=codec, feedback=feedback).tobytes())
+    print(f"{found.hexdigest()} over {comm.transport_names()}")
+
+
 def loop(comm: pycoll.Communicator) -> None:
     """Sums until something happens; then tells what."""
     mine = values(comm.rank, 20_000, 1)
@@ -145,6 +161,7 @@ def loop(comm: pycoll.Communicator) -> None:
 JOBS: dict[str, Callable[[pycoll.Communicator], None]] = {
     "arrays": arrays,
     "arrays of NumPy": arrays_of_numpy,
+    "codes": codes,
     "collectives": collectives,
     "kept": kept,
     "large": large,
@@ -155,6 +172,8 @@ JOBS: dict[str, Callable[[pycoll.Communicator], None]] = {
 if __name__ == "__main__":
     job = JOBS[sys.argv[1]]
     started = time.monotonic()
+    if job is codes:  # which travel between hosts only
+        os.environ["PYCOLL_HOST_ID"] = f"host {os.environ['PYCOLL_RANK']}"
     pycoll.init()
     print(f"joined after {time.monotonic() - started:.1f} s", file=sys.stderr, flush=True)
     job(pycoll.world())

@@ -170,7 +170,7 @@ def test_a_part_shrinks_by_itself() -> None:
 
 def aborts_from_a_thread(comm: pycoll.Communicator) -> Any:
     if comm.rank == 1:
-        threading.Timer(0.3, lambda: comm.abort(reason="a thread saw bad input")).start()
+        threading.Timer(0.3, lambda: comm.abort("a thread saw bad input")).start()
     with pytest.raises(pycoll.PeerLostError, match="a thread saw bad input"):
         comm.recv(bytearray(8), (comm.rank + 1) % 3)
     smaller = comm.shrink()

@@ -23,7 +23,7 @@ def aborting(comm: pycoll.Communicator, where: str) -> Any:
     if comm.rank == 1:
         time.sleep(0.3)
         print("said before", flush=False)
-        comm.abort(7, "the input is empty")
+        comm.abort("the input is empty", code=7)
     begin = time.monotonic()
     try:
         if where == "idle":
@@ -78,4 +78,11 @@ def test_the_launcher_ends_with_the_code(tmp_path: Path) -> None:
 def test_codes_that_say_success_or_nothing_are_refused(code: Any) -> None:
     comm = world_in_threads(1).communicators[0]
     with pytest.raises(pycoll.InvalidArgumentError, match=r"code is .*from 1 to 255"):
-        comm.abort(code)
+        comm.abort(code=code)
+
+
+@pytest.mark.parametrize("code", [0, 256, True, None, 1.5])
+def test_what_is_no_reason_counts_as_a_code(code: Any) -> None:
+    comm = world_in_threads(1).communicators[0]
+    with pytest.raises(pycoll.InvalidArgumentError, match=r"code is .*from 1 to 255"):
+        comm.abort(code, "why")

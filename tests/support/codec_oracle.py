@@ -97,7 +97,7 @@ def encode(
             codes = (bits + np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1))) >> 16
             codes = np.where(np.isnan(values), 0x7FC0, codes).astype(np.uint32)
             sent = (codes << np.uint32(16)).view(_F32)
-            return codes.astype("<u2").tobytes(), sent, values - sent
+            return codes.astype("<u2").tobytes(), sent, _rests(values, sent)
         told, sent = b"", []
         for at in range(0, len(values), block):
             x = values[at : at + block]
@@ -112,7 +112,12 @@ def encode(
             told += scale.astype("<f4").tobytes() + codes
             sent.append(decoded)
         everything = np.concatenate(sent) if sent else np.zeros(0, _F32)
-        return told, everything, values - everything
+        return told, everything, _rests(values, everything)
+
+
+def _rests(values: Array, sent: Array) -> Array:
+    rests = values - sent
+    return np.where(np.isfinite(rests), rests, _F32(0))
 
 
 def _packed(kind: int, code: Array, block: int) -> bytes:

@@ -51,38 +51,78 @@ def all_reduce(
     return out.reshape(xs[0].shape)
 
 
-def reduce_scatter(codec: Any, xs: Sequence[Array], rows: Sequence[int]) -> list[Array]:
-    """The result of each rank, which has so many rows."""
-    ends = np.cumsum([0, *rows])
+def reduce_scatter(
+    codec: Any,
+    xs: Sequence[Array],
+    rows: Sequence[int],
+    average: bool = False,
+    residuals: Sequence[Array] | None = None,
+) -> list[Array]:
+    """The result of each rank, which has so many rows; changes the residuals, if there are any."""
+    width = int(np.prod(xs[0].shape[1:]))
     results = []
-    for owner, (begin, end) in enumerate(pairwise(ends)):
-        total = None
-        for rank, x in enumerate(xs):
-            value = x[begin:end].reshape(-1)
-            value = value if rank == owner else rounded(codec, value, rank, owner)[0]
-            total = value if total is None else total + value
-        results.append(total.reshape(xs[0][begin:end].shape))
+    with np.errstate(all="ignore"):
+        for owner, (begin, end) in enumerate(pairwise(np.cumsum([0, *rows]))):
+            part = slice(begin * width, end * width)
+            total = None
+            for rank, x in enumerate(xs):
+                value = x.reshape(-1)[part]
+                if rank != owner:
+                    value = _sent(codec, value, rank, owner, part, residuals)
+                total = value if total is None else total + value
+            if average and len(xs) > 1:
+                total = total / np.float32(len(xs))
+            results.append(total.reshape(xs[0][begin:end].shape))
     return results
 
 
-def all_reduce_between_hosts(codec: Any, xs: Sequence[Array], hosts: Sequence[int]) -> Array:
-    """The result of the hierarchy direct+direct: sums of hosts in full precision, then codes."""
+def all_reduce_between_hosts(
+    codec: Any,
+    xs: Sequence[Array],
+    hosts: Sequence[int],
+    average: bool = False,
+    residuals: Sequence[Array] | None = None,
+) -> Array:
+    """The result of the hierarchy direct+direct: sums of hosts in full precision, then codes.
+
+    Changes the residuals, if there are any.
+    """
     members = [[r for r, host in enumerate(hosts) if host == h] for h in sorted(set(hosts))]
     shards = max(map(len, members))
     out = np.empty(xs[0].size, np.float32)
-    for chunk, part in enumerate(cuts(out.size, shards * len(members))):
-        shard, owner = divmod(chunk, len(members))
-        total = None
-        for host, ranks in enumerate(members):
-            value = xs[ranks[0]][part]
-            for rank in ranks[1:]:
-                value = value + xs[rank][part]
-            sender = ranks[shard % len(ranks)]
-            value = value if host == owner else rounded(codec, value, sender, chunk)[0]
-            total = value if total is None else total + value
-        home = members[owner][shard % len(members[owner])]
-        out[part] = rounded(codec, total, home, chunk)[0]
+    with np.errstate(all="ignore"):
+        for chunk, part in enumerate(cuts(out.size, shards * len(members))):
+            shard, owner = divmod(chunk, len(members))
+            total = None
+            for host, ranks in enumerate(members):
+                value = xs[ranks[0]][part]
+                for rank in ranks[1:]:
+                    value = value + xs[rank][part]
+                sender = ranks[shard % len(ranks)]
+                if host != owner:
+                    value = _sent(codec, value, sender, chunk, part, residuals)
+                total = value if total is None else total + value
+            if average:
+                total = total / np.float32(len(xs))
+            home = members[owner][shard % len(members[owner])]
+            out[part] = _sent(codec, total, home, chunk, part, residuals)
     return out
+
+
+def copies(
+    codec: Any, xs: Sequence[Array], senders: Sequence[int], residuals: Sequence[Array] | None
+) -> Array:
+    """What ranks that share their arrays, or one root, send: chunk i is that of ``senders[i]``.
+
+    Changes the residuals, if there are any.
+    """
+    with np.errstate(all="ignore"):
+        return np.concatenate(
+            [
+                _sent(codec, xs[rank], rank, chunk, slice(0, xs[rank].size), residuals)
+                for chunk, rank in enumerate(senders)
+            ]
+        )
 
 
 def _sent(codec: Any, value: Array, rank: int, chunk: int, part: slice, residuals: Any) -> Array:

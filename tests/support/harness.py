@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import itertools
 import multiprocessing
 import os
 import pickle
@@ -155,10 +156,18 @@ def _close_worlds() -> None:
         world.close()
 
 
+#: Below the ports that the system gives to connections, which could take one in the meantime.
+_PORTS = range(10_000, 29_000)
+_next_port = itertools.count(os.getpid() * 101)
+
+
 def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
+    """A port that nobody listens at, and that no other process of the tests is given soon."""
+    while True:
+        port = _PORTS[next(_next_port) % len(_PORTS)]
+        with socket.socket() as sock, contextlib.suppress(OSError):
+            sock.bind(("127.0.0.1", port))
+            return port
 
 
 class RankProcess:

@@ -176,12 +176,6 @@ def footprint() -> tuple[int, int]:
     return threading.active_count(), len(list(Path("/proc/self/fd").iterdir()))
 
 
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
-
-
 def connect_all(configs: list[Config], world: World) -> list[Any]:
     exchanges = MemoryExchange.make(len(configs), Deadline(configs[0].init_timeout_s))
     return run_all(

@@ -15,10 +15,11 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any
 
-from pycoll.ps.client_machine import ClientMachine, Request
+from pycoll.ps.client_machine import WINDOW, ClientMachine, Request
 from pycoll.ps.consistency import Consistency
 from pycoll.ps.membership.newcomers import Newcomer, agreed_start
-from pycoll.ps.messages import Kind, Message
+from pycoll.ps.messages import MAKES, NOW, Kind, Message
+from pycoll.ps.replica import Replica
 from pycoll.ps.server_machine import ServerMachine
 from pycoll.ps.shard import Shard
 from pycoll.ps.views import View, first_view, is_done
@@ -27,6 +28,9 @@ from pycoll.ps.views import View, first_view, is_done
 GIVES_UP_S = 5.0
 #: Seconds after which a server that is silent counts as gone.
 SILENCE_S = 5.0
+
+#: Requests of which no more than WINDOW of a shard are on their way.
+WINDOWED = frozenset((Kind.PUSH, Kind.LOAD, Kind.RESTORE))
 
 #: A program of a worker: it yields the requests for which it waits, or seconds for which it sleeps.
 Program = Generator["Sequence[Request] | float", None, None]
@@ -71,6 +75,47 @@ class Records(Masks):
 
     def apply(self, rule: int, value: Any, pushes: Sequence[Any], workers: int) -> Any:
         return (*value, (tuple(pushes), workers))
+
+
+def may_send(lane: Any) -> bool:
+    """Whether a worker may send the first request of a shard that waits."""
+    return lane.pushing < WINDOW or lane.waiting[0][3].message.kind not in WINDOWED
+
+
+def woken(replica: Replica) -> list[Message]:
+    """The requests that a server holds though their worker may go on."""
+    shard = replica.shard
+    if not replica.is_last or not replica._current:
+        held = []
+    else:
+        held = [one for one, _ in replica._held if may_answer(shard, one)]
+    later = replica._later if replica.is_first else ()
+    return held + [one for one in later if may_apply(shard, one)]
+
+
+def may_apply(shard: Shard, update: Message) -> bool:
+    """Whether an update need not wait for the end of a cut. One of a dead worker never matters."""
+    if update.kind is Kind.JOIN:
+        return not shard.is_cutting
+    return update.worker in shard.live and not shard.is_ahead(update.worker)
+
+
+def may_answer(shard: Shard, request: Message) -> bool:
+    """Whether a request need not wait, by the state of the shard alone."""
+    if shard.applied.get(request.worker, 0) < request.after:
+        return False
+    if request.kind is Kind.CUT:
+        return shard.cut >= request.round or shard.lost is not None
+    if request.kind is Kind.LOOKUP:
+        is_known = bytes(request.payload).decode() in shard.texts
+        makes = request.flags & MAKES and shard.is_first(request.worker)
+        return bool(is_known or makes or request.flags & NOW)
+    if request.kind in (Kind.PULL, Kind.PUSH, Kind.CLOCK):
+        is_of_part = request.kind is not Kind.CLOCK
+        part = shard.parts.get((request.key, request.part)) if is_of_part else None
+        is_unknown = is_of_part and part is None
+        return is_unknown or shard.lost is not None or Shard.is_open(shard, request.worker, part)
+    return True
 
 
 class World:
@@ -127,6 +172,10 @@ class World:
         self.waiting: dict[int, Sequence[Request]] = {}
         self.ended: set[int] = set()
         self.failed: dict[int, list[Request]] = {}
+        self._know_newcomers()
+        self._watch_clocks()
+
+    def _know_newcomers(self) -> None:
         #: By meeting of a newcomer the server that it has met, and its program, None for a server.
         self.meetings: dict[str, tuple[int, Callable[[int], Program] | None]] = {}
         #: By rank of a new worker the clock at which it began.
@@ -135,6 +184,16 @@ class World:
         self.serials: dict[int, int] = {}
         #: By newcomer and peer the serial number of the process to which the connection is.
         self.links: dict[tuple[int, int], int] = {}
+
+    def _watch_clocks(self) -> None:
+        #: By worker the newest clock that it has told, and its requests, one for each shard.
+        self.clocked: dict[int, tuple[int, Sequence[Request]]] = {}
+        #: By worker the clocks that the shards have answered, at the newest check.
+        self.told: dict[int, list[int]] = {}
+        #: Called with a process after each of its steps.
+        self.watch: Callable[[int], None] = lambda _: None
+        #: The most clocks by which a worker that goes on has been ahead of the slowest one.
+        self.most_ahead = 0
 
     def make_client(self, rank: int, view: View, first: int = 0) -> ClientMachine:
         return ClientMachine(rank, view, first)
@@ -200,6 +259,20 @@ class World:
             self.look_for_newcomers(peer, machine)
         if peer in self.clients:
             self.go_on(peer)
+        if peer in self.alive:
+            self.check_waits(peer)
+        self.watch(peer)
+
+    def check_waits(self, peer: int) -> None:
+        """Assert that nothing waits on a process that may go on, so no wake-up is lost."""
+        if peer in self.clients:
+            lanes = self.clients[peer]._lanes
+            waiting = [one.waiting[0][3] for one in lanes if one.waiting and may_send(one)]
+        else:
+            server = self.servers[peer]
+            replicas = () if server.has_stopped else server.replicas.values()
+            waiting = [request for one in replicas for request in woken(one)]
+        assert waiting == [], f"a wake-up is lost: {waiting} may go on, and wait on {peer}"
 
     def kill(self, rank: int) -> None:
         """End a process. Of what it sent to a peer, the first so many messages arrive."""
@@ -370,6 +443,7 @@ class World:
             client.expect(newcomer, [host.me, *host.voter.running])
             self.clients[rank] = client
             self.ended.discard(rank)
+            self.clocked.pop(rank, None)
             self.start(rank, program(rank))
         self.at(GIVES_UP_S, functools.partial(self.give_up, newcomer))
 
@@ -457,7 +531,42 @@ class World:
 
     def clock(self, rank: int, clock: int) -> Sequence[Request]:
         """Tell all shards that the worker has ended so many rounds."""
-        return [
+        requests = [
             self.request(rank, Kind.CLOCK, shard=shard, round=clock)
             for shard in range(len(self.clients[rank].view.chains))
         ]
+        self.clocked[rank] = clock, requests
+        return requests
+
+    def told_clock(self, rank: int, shard: int) -> int:
+        """The newest clock of the worker that the shard has answered, so the worker goes on."""
+        clock, requests = self.clocked.get(rank, (0, ()))
+        is_told = bool(requests) and requests[shard].answer is not None
+        return clock if is_told else max(0, clock - 1)
+
+    def check_staleness(self, peer: int) -> None:
+        """Assert on the servers whose state a step of ``peer`` concerns that no worker that goes on
+        is more than ``staleness`` clocks ahead of the slowest one, and that none has told a clock
+        beyond the next one."""
+        staleness = self.consistency.staleness
+        assert staleness is not None
+        view = self.view
+        servers = [one for one in self.live_servers if peer in (one, *self.clients)]
+        if peer in self.clients:
+            told = [self.told_clock(peer, shard) for shard in range(len(view.chains))]
+            if told == self.told.get(peer):
+                return
+            self.told[peer] = told
+        for rank in servers:
+            for number, replica in self.servers[rank].replicas.items():
+                # A server that is being filled may lack clocks.
+                if rank not in view.chains[number] or not replica._current:
+                    continue
+                clocks = {one: replica.shard.clocks[one] for one in replica.shard.live}
+                slowest = min(clocks.values(), default=0)
+                for worker, clock in clocks.items():
+                    where = (self.now, rank, number, clocks)
+                    ahead = self.told_clock(worker, number) - slowest
+                    assert ahead <= staleness, where
+                    assert clock - slowest <= staleness + 1, where
+                    self.most_ahead = max(self.most_ahead, ahead)

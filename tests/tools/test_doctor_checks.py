@@ -50,7 +50,7 @@ WELL = HostFacts(
     python="3.11.7",
     libraries={"numpy": "2.4.6", "torch": ""},
     ranks=2,
-    cores=4,
+    cpus=[0, 1, 2, 3],
     quota=0.0,
     files=4096,
     files_hard=4096,
@@ -205,10 +205,9 @@ def test_clocks_and_ipv6_routes() -> None:
 
 def test_hosts_that_left() -> None:
     survey = Survey([WELL], [], {"two": "host two: no answer within 5 s"}, [("one", "alias")])
-    assert told(survey) == [
-        (ERROR, "two", "hosts", "no answer within 5 s"),
-        (NOTE, "alias", "machines", "one and alias are one machine, in one network namespace"),
-    ]
+    twice = (NOTE, "alias", "machines", "one and alias are one machine, in one network namespace")
+    assert told(survey) == [(ERROR, "two", "hosts", "no answer within 5 s"), twice]
+    assert told(replace(survey, listed=True))[1] == (ERROR, *twice[1:])
 
 
 def test_every_check_has_a_name_and_a_summary() -> None:
@@ -225,6 +224,11 @@ def test_facts_and_links_survive_the_way() -> None:
     assert list(survey.hosts) == [WELL, OTHER]
     again = survey_of([WELL.encode(), replace(WELL, label="alias").encode()])
     assert again.doubles == [("one", "alias")] and len(again.hosts) == 1
+    # Ranks of a job that share a host, each with a core of its own.
+    ranks = [replace(WELL, ranks=1, cpus=[at], token=f"{at:032x}") for at in (2, 0)]
+    (host,) = survey_of([one.encode() for one in ranks]).hosts
+    assert (host.ranks, host.cores, host.token) == (2, 2, ranks[0].token)
+    assert survey_of([one.encode() for one in ranks]).doubles == []
     same = replace(OTHER, label="one")
     assert [one.label for one in survey_of([WELL.encode(), same.encode()]).hosts] == [
         "one",

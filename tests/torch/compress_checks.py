@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import tempfile
+import inspect
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,8 +11,17 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from harness import free_port
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import (
+    default_hooks,
+    post_localSGD_hook,
+    powerSGD_hook,
+    quantization_hooks,
+)
+from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import PostLocalSGDOptimizer
 from torch.nn.parallel import DistributedDataParallel
 from torch_ranks import raised
 
@@ -195,14 +205,86 @@ def check_diloco_sends_codes() -> None:
         assert text in raised(error, pycoll.optim.DiLoCo, optimizer, 4, **words)
 
 
+def local_training(codec: Any) -> tuple[Any, nn.Module, Any]:
+    """An optimizer in its second round, its model, and a function that steps it once."""
+    net = network()
+    optimizer = pycoll.optim.DiLoCo(torch.optim.SGD(net.parameters(), 0.1), every=3, compress=codec)
+    steps = iter(range(100))
+
+    def step() -> Any:
+        optimizer.zero_grad()
+        backward(net, hvd.rank(), next(steps))
+        optimizer.step()
+        return optimizer.local_state
+
+    for _ in range(4):
+        step()
+    return optimizer, net, step
+
+
+def check_a_sync_of_states_keeps_what_each_rank_has_left_out() -> None:
+    for codec in (Block("int4", 32), TopK(0.1)):
+        optimizer, net, step = local_training(codec)
+        state = hvd.elastic.TorchState(net, optimizer)
+        held = [one.copy() for one in optimizer.local_state.residuals]
+        others = pycoll.world().all_gather(held[0][None])
+        assert any(one.any() for one in held) and not np.array_equal(others[0], others[-1])
+        state.sync()
+        after = optimizer.local_state
+        assert all(map(np.array_equal, after.residuals, held)), codec
+        assert (after.step, after.progress) == (4, 3)
+        step()
+        hvd.broadcast_optimizer_state(optimizer, 0)  # in a world that stays, too
+        found = step()
+        assert found.synchronized
+        same_on_all([p.detach() for p in net.parameters()])
+
+
+def check_a_newcomer_takes_the_state_and_nobodys_residuals() -> None:
+    optimizer, net, _ = local_training(TopK(0.1))
+    held = [one.copy() for one in optimizer.local_state.residuals]
+    if hvd.rank() == 1:
+        net = network()
+        optimizer = pycoll.optim.DiLoCo(
+            torch.optim.SGD(net.parameters(), 0.1), every=3, compress=TopK(0.1)
+        )
+    hvd.elastic.TorchState(net, optimizer).sync()
+    found = optimizer.local_state
+    assert (found.step, found.progress) == (4, 3)
+    assert bool(found.residuals) == (hvd.rank() == 0)
+    assert hvd.rank() == 1 or all(map(np.array_equal, found.residuals, held))
+    anchors = [one.clone() for one in found.anchors]
+    same_on_all(anchors)
+    optimizer.finish()
+    same_on_all([p.detach() for p in net.parameters()])
+
+
+def check_a_rank_that_is_behind_in_steps_keeps_its_residuals() -> None:
+    for sync in (True, False):
+        optimizer, net, step = local_training(TopK(0.1))
+        held = [one.copy() for one in optimizer.local_state.residuals]
+        saved = optimizer.state_dict()
+        step()
+        if hvd.rank() == 1:
+            optimizer.load_state_dict(saved)
+        if sync:
+            hvd.elastic.TorchState(net, optimizer).sync()
+            assert optimizer.local_state.step == 5
+        elif hvd.rank() == 0:
+            optimizer.meet_again()
+        optimizer._met()
+        assert optimizer.local_state.step == 5
+        assert all(map(np.array_equal, optimizer.local_state.residuals, held))
+        optimizer.finish()
+
+
 @contextmanager
 def process_group(backend: str, comm: pycoll.Communicator | None = None) -> Iterator[None]:
     """A default group of the ranks of ``comm``, by default all."""
     comm = comm or pycoll.world()
-    folder = tempfile.TemporaryDirectory() if comm.rank == 0 else None
-    name = comm.broadcast_object(folder.name if folder is not None else None, 0)
+    port = comm.broadcast_object(free_port() if comm.rank == 0 else None, 0)
     dist.init_process_group(
-        backend, init_method=f"file://{name}/store", rank=comm.rank, world_size=comm.size
+        backend, init_method=f"tcp://127.0.0.1:{port}", rank=comm.rank, world_size=comm.size
     )
     try:
         yield
@@ -247,6 +329,86 @@ def check_hooks_of_ddp_train_like_ddp() -> None:
         other = hooks.State(None, TopK(0.5), start=2, min_bytes=0)
         other.load_state_dict(topk.state_dict())
         assert other.step == 5 and other.feedbacks[0].norm() == topk.feedbacks[0].norm()
+
+
+def check_hooks_have_the_arguments_of_torchs() -> None:
+    def told(function: Any) -> list[Any]:
+        found = inspect.signature(function).parameters.values()
+        return [(one.name, one.kind, one.default) for one in found]
+
+    modules = [default_hooks, post_localSGD_hook, powerSGD_hook, quantization_hooks]
+    alike = [name for name in hooks.__all__ if any(hasattr(module, name) for module in modules)]
+    assert sorted(set(hooks.__all__) - set(alike)) == ["State", "compress"]
+    for name in alike:
+        theirs = next(getattr(module, name) for module in modules if hasattr(module, name))
+        assert told(getattr(hooks, name)) == told(theirs), name
+    state = hooks.PowerSGDState(None, 2, 5, 3, False, False, 0, 7, 10_000, False)
+    assert (state.codec, state.start) == (PowerSGD(2, 7, 3.0), 5)
+
+
+def check_warm_start_and_feedback_of_powersgd_are_apart() -> None:
+    with process_group("pycoll"):
+        for keeps, warm in itertools.product((False, True), repeat=2):
+            state = hooks.PowerSGDState(None, 1, 2, 1, keeps, warm)
+            found, _ = steps_of(hooks.powerSGD_hook, state)
+            same_on_all(found)
+            # What the next call begins with.
+            feedback = state.feedback_of(0)
+            assert (feedback.norm() > 0, feedback.factor(1) is not None) == (keeps, warm)
+            assert feedback.step == 3, "a Q that is drawn anew follows from it"
+
+
+def check_powersgd_takes_a_bucket_as_one_matrix() -> None:
+    with process_group("pycoll"):
+        plain, _ = steps_of(None, None)
+        for rank, bound in ((1, 1.0), (32, 1e-3)):
+            state = hooks.PowerSGDState(None, rank, 2, 1)
+            found, _ = steps_of(hooks.batched_powerSGD_hook, state)
+            same_on_all(found)
+            assert far(found, plain) < bound, (rank, far(found, plain))
+        assert state.feedbacks[0].residual.shape[0] == state.feedbacks[0].residual.shape[1]
+
+
+def check_wrappers_of_16_bits_and_bfloat16() -> None:
+    with process_group("pycoll"):
+        plain, _ = steps_of(None, None)
+        for hook, state in (
+            (hooks.compress, hooks.State(None, Block("int8"), start=2, min_bytes=0)),
+            (hooks.powerSGD_hook, hooks.PowerSGDState(None, 16, 2, 1)),
+        ):
+            found, _ = steps_of(hooks.fp16_compress_wrapper(hook), state)
+            same_on_all(found)
+            assert far(found, plain) < 0.05
+        wrapper = hooks.bf16_compress_wrapper(hooks.powerSGD_hook)
+        for hook in (hooks.bf16_compress_hook, wrapper):
+            assert "BF16" in raised(TypeError, steps_of, hook, None), "on devices only"
+
+
+def check_post_local_sgd_over_the_backend() -> None:
+    """Gradients of all in the first steps, then of each rank alone, and averaged parameters."""
+    with process_group("pycoll"):
+        alone, _ = dist.new_subgroups(1)
+        state = hooks.PostLocalSGDState(None, alone, start_localSGD_iter=3)
+        model = nn.Linear(2, 1, bias=False).double()
+        nn.init.zeros_(model.weight)
+        net = DistributedDataParallel(model)
+        net.register_comm_hook(state, hooks.post_localSGD_hook)
+        inner = torch.optim.SGD(net.parameters(), 0.5)
+        averager = PeriodicModelAverager(period=2, warmup_steps=3)
+        optimizer = PostLocalSGDOptimizer(inner, averager)
+        rank, size = hvd.rank(), hvd.size()
+        alike, mine = 0.0, 0.0
+        for step in range(6):
+            optimizer.zero_grad()
+            (net(torch.ones(1, 2).double()) * 4.0 * (rank + step)).sum().backward()
+            average = 4.0 * (sum(range(size)) / size + step)
+            wanted = average if step < 3 else 4.0 * (rank + step)
+            assert model.weight.grad.tolist() == [[wanted] * 2], (step, model.weight.grad)
+            optimizer.step()
+            alike, mine = alike - 0.5 * average, mine - 0.5 * wanted
+            if step < 3 or (step - 3) % 2 == 0:
+                mine = alike  # parameters are averaged
+            assert model.weight.tolist() == [[mine] * 2], (step, model.weight)
 
 
 def sharded() -> nn.Sequential:
@@ -337,7 +499,17 @@ def check_hooks_say_what_does_not_fit() -> None:
     assert "start is 1: expected a whole number of at least 2" in raised(
         error, hooks.State, None, Sign(), start=1
     )
-    assert "saving is 0.5" in raised(error, hooks.PowerSGDState, None, min_compression_rate=0.5)
+    for words, text in (
+        ({"min_compression_rate": 0.5}, "min_compression_rate is 0.5: expected a number of at"),
+        ({"matrix_approximation_rank": 0}, "matrix_approximation_rank is 0: expected a whole"),
+        ({"start_powerSGD_iter": 1}, "start_powerSGD_iter is 1: expected a whole number of at"),
+        ({"start_powerSGD_iter": 1, "warm_start": False}, "start_powerSGD_iter is 1"),
+        ({"start_powerSGD_iter": 1, "use_error_feedback": False}, "start_powerSGD_iter is 1"),
+        ({"orthogonalization_epsilon": 1e-8}, "orthogonalization_epsilon is 1e-08: expected 0"),
+        ({"compression_stats_logging_frequency": 5}, "frequency is 5: expected 10000"),
+        ({"batch_tensors_with_same_shape": True}, "same_shape is True: expected False"),
+    ):
+        assert text in raised(error, hooks.PowerSGDState, None, **words)
     # A group for each rank: gloo's end waits for a peer that the refused step has left.
     with pycoll.world().split(hvd.rank()) as alone, process_group("gloo", alone):
         text = raised(Exception, steps_of, hooks.compress, hooks.State(None, Sign()))

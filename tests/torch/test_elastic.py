@@ -50,7 +50,7 @@ def train(state):
         state.commit()
         if hvd.size() == 2 and state.epoch == 1 and hvd.rank() == 0:
             tell("localhost:2")
-            time.sleep(1.5)
+            time.sleep(4)
             tell("localhost:3")
         while hvd.size() == 2 and state.epoch == 1:
             time.sleep(0.02)

@@ -81,7 +81,7 @@ MAKERS: dict[str, Make] = {
 }
 
 
-@pytest.mark.parametrize("consistency", ["bsp", ps.SSP(0)])
+@pytest.mark.parametrize("consistency", ["bsp", ps.SSP(0), ps.BSP(elastic=True)])
 @pytest.mark.parametrize("name", MAKERS)
 def test_bulk_synchronous_steps_have_the_bits_of_one_process(name: str, consistency: Any) -> None:
     expected = network()
@@ -101,9 +101,34 @@ def test_bulk_synchronous_steps_have_the_bits_of_one_process(name: str, consiste
         for found, right in zip(net.parameters(), expected.parameters(), strict=True):
             assert torch.equal(found, right)
         assert "servers return the mean" in optimizer.explain()
-        assert "add_param_group with bsp" in raised(ValueError, optimizer.add_param_group, {})
+        told = f"add_param_group with {ps.consistency.consistency_of(consistency)}: the store"
+        assert told in raised(ValueError, optimizer.add_param_group, {})
 
     run(work, consistency=consistency)
+
+
+def test_elastic_steps_go_on_with_the_mean_of_the_workers_that_are_left() -> None:
+    elastic, left = ps.BSP(elastic=True), 2
+    expected = network()
+    alone = MAKERS["SGD"](expected.parameters())
+    for step in range(STEPS):
+        grads = [give(expected, worker, step) for worker in range(2 if step < left else 1)]
+        for parameter, *found in zip(expected.parameters(), *grads, strict=True):
+            parameter.grad = sum(found[1:], found[0]) / len(found)
+        alone.step()
+
+    def work(worker: Worker) -> None:
+        net = network()
+        optimizer = worker.wrapped(MAKERS["SGD"](net.parameters()), consistency=elastic)
+        for step in range(left if worker.number else STEPS):
+            give(net, worker.number, step)
+            optimizer.step()
+        if worker.number == 0:
+            for found, right in zip(net.parameters(), expected.parameters(), strict=True):
+                assert torch.equal(found, right)
+            assert all(one["gone"] == [1] for one in optimizer.store.stats()["shards"])
+
+    run(work, consistency=elastic)
 
 
 @pytest.mark.parametrize("consistency", ["asp", ps.SSP(1)])

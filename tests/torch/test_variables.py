@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from harness import free_port
 
 from pycoll.tools import timelines
 from pycoll.torch.horovod import variables
@@ -170,7 +171,7 @@ def test_ranks_that_horovods_launcher_started_find_each_other(tmp_path: Path) ->
         "HOROVOD_SIZE": "2",
         "HOROVOD_LOCAL_SIZE": "2",
         "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1",
-        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(40000 + os.getpid() % 20000),
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(free_port()),
     }
     processes = [
         subprocess.Popen(

@@ -152,7 +152,8 @@ Status Gpu::load(std::span<const std::byte> image) {
       resident = std::min(resident, blocks);
     }
   }
-  for (const auto& [name, kernel] : {std::pair(kCopyName, &copier_), {kCodeName, &coder_}}) {
+  for (const auto& [name, kernel] :
+       {std::pair(kCopyName, &copier_), {kCodeName, &coder_}, {kSparseName, &sparse_coder_}}) {
     if (!status.ok()) break;
     status = check(driver_, driver_.module_function(kernel, module, name),
                    std::string("find the kernel ") + name);

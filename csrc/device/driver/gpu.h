@@ -85,7 +85,8 @@ class Gpu {
   const std::string& name() const { return name_; }
   // Blocks of kThreadsMax threads, of any kernel, that run at the same time.
   std::uint32_t blocks_max() const { return blocks_max_; }
-  // Blocks of kCodingThreads threads of coder() that run at the same time.
+  // Blocks of kCodingThreads threads of coder() that run at the same time, about as many as of
+  // sparse_coder().
   std::uint32_t coder_blocks() const { return coder_blocks_; }
   // Whether descriptors can name its memory (shared_memory.h).
   bool has_descriptors() const { return has_descriptors_; }
@@ -96,6 +97,7 @@ class Gpu {
   }
   FunctionHandle copier() const { return copier_; }
   FunctionHandle coder() const { return coder_; }
+  FunctionHandle sparse_coder() const { return sparse_coder_; }
   // Puts a kernel at the end of `stream` and returns the driver's error. kTogether: all blocks run
   // at once, or the launch fails; see Together.
   enum class Launch : std::uint8_t { kPlain, kTogether };
@@ -125,6 +127,7 @@ class Gpu {
   mutable std::atomic<bool> together_{false};  // a Together holds the right
   FunctionHandle copier_ = nullptr;
   FunctionHandle coder_ = nullptr;
+  FunctionHandle sparse_coder_ = nullptr;
   std::array<std::array<FunctionHandle, kKernelKindCount>, kProtocolCount> kernels_{};
 };
 

@@ -1,6 +1,7 @@
 #include "device/driver/streams.h"
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <mutex>
 #include <string>
@@ -63,8 +64,10 @@ Status launch_copy(const Gpu& gpu, Copy copy, StreamHandle stream) {
       "launch a copy of an array that is not contiguous");
 }
 
-// Few warps are spread over the multiprocessors, each of which runs blocks of its own.
-Status launch_codings(const Gpu& gpu, Codings& codings, StreamHandle stream) {
+// Few warps are spread over the multiprocessors, each of which runs blocks of its own. `Group` is
+// Codings or SparseCodings.
+template <typename Group>
+Status launch_codings(const Gpu& gpu, FunctionHandle kernel, Group& codings, StreamHandle stream) {
   std::uint64_t warps = 0;
   for (std::uint32_t at = 0; at < codings.count; ++at) warps += warps_of(codings.each[at]);
   if (warps == 0) return Status();
@@ -72,30 +75,45 @@ Status launch_codings(const Gpu& gpu, Codings& codings, StreamHandle stream) {
   const std::uint64_t wanted = div_ceil(warps, codings.blocks) * kWarp;
   const auto threads = static_cast<std::uint32_t>(std::min<std::uint64_t>(wanted, kCodingThreads));
   void* parameters[] = {&codings};
-  return check(
-      gpu.driver(),
-      gpu.launch(Gpu::Launch::kPlain, gpu.coder(), codings.blocks, threads, stream, parameters),
-      "launch the kernel of a codec");
+  return check(gpu.driver(),
+               gpu.launch(Gpu::Launch::kPlain, kernel, codings.blocks, threads, stream, parameters),
+               "launch the kernel of a codec");
+}
+
+bool alike(const Coding& one, const Coding& other) { return one.step == other.step; }
+bool alike(const SparseCoding& one, const SparseCoding& other) {
+  return one.step == other.step && one.phase == other.phase;
+}
+
+// Whether the step, if it is a coding of the group's kind, may run in one launch with the group.
+template <typename Group, typename Kind>
+bool joins(const Group& codings, const Kind* coding) {
+  return coding != nullptr && codings.count != 0 && codings.count < std::size(codings.each) &&
+         alike(codings.each[0], *coding);
 }
 
 }  // namespace
 
-// Neighbouring codings of one kind share launches.
+// Neighbouring codings of one kind and phase share launches.
 Status launch_steps(const Gpu& gpu, const std::vector<LocalStep>& steps, StreamHandle stream) {
-  Codings codings{};
   Status status;
+  if (steps.empty()) return status;
+  Codings codings{};
+  SparseCodings sparse{};
   const auto flush = [&] {
-    if (status.ok()) status = launch_codings(gpu, codings, stream);
-    codings.count = 0;
+    if (status.ok()) status = launch_codings(gpu, gpu.coder(), codings, stream);
+    if (status.ok()) status = launch_codings(gpu, gpu.sparse_coder(), sparse, stream);
+    codings.count = sparse.count = 0;
   };
   for (const LocalStep& step : steps) {
     const auto* coding = std::get_if<Coding>(&step);
-    const bool joins = coding != nullptr && codings.count < kCodingsMax &&
-                       (codings.count == 0 || codings.each[0].step == coding->step);
-    if (!joins) flush();
+    const auto* places = std::get_if<SparseCoding>(&step);
+    if (!joins(codings, coding) && !joins(sparse, places)) flush();
     if (!status.ok()) return status;
     if (coding != nullptr) {
       codings.each[codings.count++] = *coding;
+    } else if (places != nullptr) {
+      sparse.each[sparse.count++] = *places;
     } else {
       status = launch_copy(gpu, std::get<Copy>(step), stream);
     }

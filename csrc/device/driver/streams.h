@@ -8,15 +8,16 @@
 #include "base/status.h"
 #include "device/driver/gpu.h"
 #include "device/kernels/codes/coding.h"
+#include "device/kernels/codes/sparse_coding.h"
 #include "device/kernels/program.h"
 
 namespace pycoll::device {
 
 // A kernel that uses this rank's memory alone.
-using LocalStep = std::variant<Copy, Coding>;
+using LocalStep = std::variant<Copy, Coding, SparseCoding>;
 
 // Steps on this rank's memory that belong to an operation, in order: before it in its stream and
-// after it. None of neighbouring codings of one kind reads what another one writes.
+// after it. None of neighbouring codings of one kind and phase reads what another one writes.
 struct Copies {
   std::vector<LocalStep> before;
   std::vector<LocalStep> after;

@@ -35,7 +35,8 @@ if(PYCOLL_HAVE_CUDA)
   # The headers that device code includes. nvcc is slow, and the host's headers change more often.
   set(headers base/bytes.h base/types.h plan/plan.h kernels/codec_formats.h kernels/codecs.h
               kernels/cpu/lanes.h kernels/reduce.h device/kernels/codes/code_blocks.h
-              device/kernels/codes/coding.h)
+              device/kernels/codes/coding.h device/kernels/codes/quads.h
+              device/kernels/codes/sparse_coding.h device/kernels/codes/sparse_sections.h)
   foreach(name arrays direct_writes executor formats local memory memory_cuda memory_emulated pack
           packing program protocols reductions wire)
     list(APPEND headers device/kernels/${name}.h)

@@ -1,7 +1,8 @@
 // The kernels: for each protocol the executor with fixed sums of the types that training uses, with
-// any reduction, and with any reduction on lists of arrays; a kernel for copies and one for codes.
+// any reduction, and with any reduction on lists of arrays; a kernel for copies and two for codes.
 // The names are those of kernels.h.
 #include "device/kernels/codes/code_blocks.h"
+#include "device/kernels/codes/sparse_sections.h"
 #include "device/kernels/executor.h"
 #include "device/kernels/packing.h"
 #include "device/kernels/program.h"
@@ -66,4 +67,9 @@ extern "C" __global__ void __launch_bounds__(pycoll::device::kThreadsMax, 1)
 extern "C" __global__ void __launch_bounds__(pycoll::device::kCodingThreads, 5)
     pycoll_code(const __grid_constant__ pycoll::device::Codings codings) {
   pycoll::device::run_codings(codings);
+}
+
+extern "C" __global__ void __launch_bounds__(pycoll::device::kCodingThreads, 5)
+    pycoll_sparse(const __grid_constant__ pycoll::device::SparseCodings codings) {
+  pycoll::device::run_sparse_codings(codings);
 }

@@ -47,6 +47,8 @@ inline constexpr const char* kCopyName = "pycoll_copy";
 // The kernel that takes Codings by value, with any number of blocks of whole warps, of at most
 // kCodingThreads threads.
 inline constexpr const char* kCodeName = "pycoll_code";
+// The same for SparseCodings.
+inline constexpr const char* kSparseName = "pycoll_sparse";
 
 // The module for cuModuleLoadData, a fat binary; empty where this build has none.
 std::span<const std::byte> module_image();

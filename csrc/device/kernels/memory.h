@@ -11,6 +11,8 @@
 //   store16_of_line, load16_of_line    relaxed, by eight neighbouring threads to one aligned line
 //                                      of 128 bytes: the line arrives as one. No memory model
 //                                      promises that; NVLink and caches of sm_70 and later do it.
+//   add_relaxed                        adds to a word of this device's memory, in any order. No
+//                                      thread of the launch loads or stores the word.
 //   load_acquire, store_release        system scope. A release covers the thread's earlier stores,
 //                                      and those that other threads of its block made before a sync
 //                                      with it.

@@ -57,6 +57,9 @@ PYCOLL_DEVICE std::uint32_t load_relaxed(const std::uint32_t* from) {
 PYCOLL_DEVICE void store_relaxed(std::uint32_t* to, std::uint32_t value) {
   asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
 }
+PYCOLL_DEVICE void add_relaxed(std::uint32_t* to, std::uint32_t value) {
+  asm volatile("red.relaxed.gpu.global.add.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
+}
 PYCOLL_DEVICE std::uint64_t load_acquire(const std::uint64_t* from) {
   std::uint64_t value;
   asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(from) : "memory");

@@ -24,6 +24,7 @@ class Emulation {
   // 1, 2, 4, 8 or 16 bytes, aligned to their number.
   virtual void load(const void* from, void* to, std::size_t bytes, Order order) = 0;
   virtual void store(void* to, const void* from, std::size_t bytes, Order order) = 0;
+  virtual void add(std::uint32_t* to, std::uint32_t value) = 0;
   virtual void fence() = 0;
   virtual bool sync_any(bool value) = 0;
   virtual bool warp_any(bool value) = 0;
@@ -72,6 +73,7 @@ inline std::uint32_t load_relaxed(const std::uint32_t* from) {
 inline void store_relaxed(std::uint32_t* to, std::uint32_t value) {
   emulated_store<Order::kRelaxed>(to, value);
 }
+inline void add_relaxed(std::uint32_t* to, std::uint32_t value) { emulation->add(to, value); }
 inline std::uint64_t load_acquire(const std::uint64_t* from) {
   return emulated_load<Order::kAcquireRelease>(from);
 }

@@ -153,16 +153,15 @@ struct ScaledBlock : CodecLanes<M> {
     Layout::put(to, block, [&](std::size_t i) {
       const Float x = Base::load(values + i);
       const Coded<M> coded = rounded(i, x);
-      if (rests != nullptr) Base::store(rests + i, x - coded.value * scale);
+      if (rests != nullptr) Base::store(rests + i, rest_of<M>(x, coded.value * scale));
       return coded.code;
     });
   }
 
-  // A block that decodes to NaN.
+  // A block that decodes to NaN leaves nothing.
   static void spoil(char* codes, float* rests, std::size_t block) {
     __builtin_memset(codes, 0, Layout::bytes_of(block));
-    if (rests == nullptr) return;
-    for (std::size_t i = 0; i < block; ++i) rests[i] = Base::float_of(kNanBits);
+    if (rests != nullptr) __builtin_memset(rests, 0, block * sizeof(float));
   }
 };
 
@@ -194,7 +193,7 @@ struct SignBlock : CodecLanes<M> {
     const auto scales = (Words)(Float{} + scale);
     for (std::size_t i = 0; i < codec.block; i += Base::kLanes) {
       const Float x = Base::load(values + i);
-      Base::store(rests + i, x - Values::value((Words)x, scales));
+      Base::store(rests + i, rest_of<M>(x, Values::value((Words)x, scales)));
     }
   }
 
@@ -251,7 +250,7 @@ struct BFloat16Block : CodecLanes<M> {
       const Float x = Base::load(values + i);
       const Words code = Codes::nearest(x);
       M::store(to + 2 * i, __builtin_convertvector(code, Halves));
-      if (rests != nullptr) Base::store(rests + i, x - Codes::value(code));
+      if (rests != nullptr) Base::store(rests + i, rest_of<M>(x, Codes::value(code)));
     }
   }
 

@@ -13,7 +13,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pycoll.bootstrap.discovery.cores import (
     CpuQuota,
@@ -24,6 +24,7 @@ from pycoll.bootstrap.discovery.cores import (
 from pycoll.bootstrap.discovery.domains import find_domains
 from pycoll.bootstrap.discovery.host import machine_identity, process_name, process_token
 from pycoll.bootstrap.discovery.rails import RAIL_COUNTS, Port, networks_of, share_network
+from pycoll.bootstrap.discovery.versions import versions
 from pycoll.config import SERVER, TCP_SOCKETS_MAX, WORKER, Config
 from pycoll.errors import InvalidArgumentError
 from pycoll.untrusted import json_object, read_json, shown
@@ -39,7 +40,8 @@ class Identity(NamedTuple):
     RDMA ports, the preferred ones first, and ``verbs_rails`` is the most rails to a peer that it
     allows. ``without`` is the reason why it has no ports though its settings name verbs.
     ``descriptors`` is how many more files its process may open. ``role`` is what the rank does.
-    ``cache`` and ``memory`` name the domains of its cores (``domains.Domains``).
+    ``cache`` and ``memory`` name the domains of its cores (``domains.Domains``). ``pycoll`` and
+    ``python`` are its versions (``versions.versions``).
     """
 
     name: str
@@ -62,6 +64,8 @@ class Identity(NamedTuple):
     role: str = WORKER
     cache: str = ""
     memory: str = ""
+    pycoll: str = ""
+    python: str = ""
 
     @classmethod
     def mine(
@@ -98,6 +102,7 @@ class Identity(NamedTuple):
             role=config.role,
             cache=domains.cache,
             memory=domains.memory,
+            **versions(),
         )
 
     def to_bytes(self) -> bytes:
@@ -108,7 +113,12 @@ class Identity(NamedTuple):
     @classmethod
     def from_bytes(cls, data: bytes) -> Identity:
         """Parse ``data``. Raises ValueError if it is not an identity."""
-        members = json_object(read_json(data), _TYPES)
+        return cls.from_json(read_json(data))
+
+    @classmethod
+    def from_json(cls, value: Any) -> Identity:
+        """Return the identity of a JSON value. Raises ValueError if it is none."""
+        members = json_object(value, _TYPES)
         ports = tuple(Port(**json_object(port, _PORT_TYPES)) for port in members["verbs"])
         transports = tuple(members["transports"])
         if not all(isinstance(name, str) for name in transports):

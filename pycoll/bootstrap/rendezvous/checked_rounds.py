@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from pycoll.bootstrap.discovery.identity import Identity
-from pycoll.errors import TransportError
+from pycoll.bootstrap.discovery.versions import difference, versions
+from pycoll.errors import MismatchError, TransportError, odd_ranks
 from pycoll.untrusted import json_object, read_json, shown
 
 #: The facts of the rounds after the first; a rank sends those that it has.
@@ -28,17 +29,57 @@ _LISTENER = (str, str, int, str, int)
 
 
 def identities_of(blobs: Sequence[bytes]) -> list[Identity]:
-    """Parse the identities, by rank. Raises TransportError that names the first rank whose blob is
-    not an identity."""
+    """Parse the identities, by rank.
+
+    Raises MismatchError that names the ranks whose version of pycoll or Python differs from that of
+    most ranks, and TransportError that names the first rank whose blob is not an identity.
+    """
+    values = [_value(blob) for blob in blobs]
+    _compare_versions(values)
     found = []
-    for rank, blob in enumerate(blobs):
+    for rank, value in enumerate(values):
         try:
-            found.append(Identity.from_bytes(blob))
+            if isinstance(value, ValueError):
+                raise value
+            found.append(Identity.from_json(value))
         except ValueError as error:
             raise TransportError(
                 f"rank {rank} {_unreadable(error)}", rank=rank, ranks=[rank], operation="init"
             ) from None
     return found
+
+
+def _value(blob: bytes) -> Any:
+    """Return the JSON value of a blob, or the ValueError that says why it has none."""
+    try:
+        return read_json(blob)
+    except ValueError as error:
+        return error
+
+
+def _compare_versions(values: Sequence[Any]) -> None:
+    # Before the identities are checked: another version may have other fields. All have a name.
+    sent = {
+        rank: one
+        for rank, one in enumerate(values)
+        if isinstance(one, dict) and isinstance(one.get("name"), str)
+    }
+    if not sent:
+        return
+    tags = {rank: tuple(str(one.get(name)) for name in versions()) for rank, one in sent.items()}
+    usual, odd = odd_ranks(tags)
+    if not odd:
+        return
+    found = difference(sent[usual], sent[odd[0]])
+    assert found is not None
+    raise MismatchError(
+        f"rank {odd[0]} ({shown(sent[odd[0]].get('name'))}) has {found.label} {found.theirs}, and "
+        f"rank {usual} ({shown(sent[usual].get('name'))}) has {found.label} {found.mine}: install "
+        "the same one on all hosts",
+        rank=odd[0],
+        ranks=odd,
+        operation="init",
+    )
 
 
 def facts_of(blobs: Sequence[bytes]) -> list[dict[str, Any]]:

@@ -62,6 +62,10 @@ class TorchStoreExchange:
             raise self._contested(owner)
         self._sit(self._nonce)
 
+    def prolong(self, deadline: Deadline) -> None:
+        """Wait until ``deadline`` in later rounds."""
+        self._deadline = deadline
+
     def all_gather(self, blob: bytes) -> list[bytes]:
         """See Exchange. Raises TimeoutError with the missing ranks, and the errors of ``check``."""
         number, self._round = self._round, self._round + 1

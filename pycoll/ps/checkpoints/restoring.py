@@ -184,6 +184,7 @@ class _Restoring:
             for number in range(optimizer.states if optimizer is not None else 0)
         ]
         rule = rule_of(placed.update, dtype)
+        self._running += self._store._begin_names(placed.number, name.encode(), placed.shards)
         for part, (begin, end) in enumerate(placed.ranges):
             to: dict[str, Any] = {"key": placed.number, "part": part}
             shard = placed.shards[part]
@@ -198,6 +199,8 @@ class _Restoring:
 
     def _load_table(self, placed: PlacedTable, one: dict[str, Any]) -> None:
         terms, name = placed.terms, one["name"]
+        shown = (TABLES + name).encode()
+        self._running += self._store._begin_names(placed.number, shown, self._shards)
         form = bytes.fromhex(one["optimizer"])
         words = ["rows"]
         if form:

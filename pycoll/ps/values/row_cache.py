@@ -1,7 +1,7 @@
 """Rows that a worker keeps of those that it has pulled, to answer later pulls without a message.
 
-A hash of an id names a set of slots, and the id lies in one of these, or not here. A use makes a
-row stay while some other ids ask for its slot, so rows that are used most stay.
+A use makes a row stay while some other ids ask for its slot, so rows that are used most stay. With
+``HOT`` the worker keeps only rows that pay by ``RowRepeats``, and takes as many slots as they need.
 
 A row may be answered while the consistency allows it. With "bsp", Backup and SSP(s) an answer of a
 server tells the version of its rows, which holds all pushes of so many rounds; a worker at clock c
@@ -19,11 +19,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pycoll.arrays.hashes import hashes
 from pycoll.errors import InvalidArgumentError
 from pycoll.ps.consistency import Consistency
 from pycoll.ps.messages import REPEATED, STEPPED
+from pycoll.ps.values.id_sets import WAYS, IdSets
 from pycoll.ps.values.row_index import Ids, Places
+from pycoll.ps.values.row_repeats import RowRepeats
 from pycoll.ps.values.row_terms import TableTerms
 from pycoll.types import numpy_dtype
 
@@ -33,18 +34,22 @@ Array = npt.NDArray[Any]
 ROWS_MAX = 1 << 30
 #: With "asp": so many pulls later a row is fetched again.
 PULLS_MAX = 16
-#: The slots of a set.
-_WAYS = 4
+#: Keeps the rows that pay, as many as there are.
+HOT = "hot"
+#: The slots for hot rows at first, and the limits of their growth: slots, and bytes of rows.
+_HOT_FIRST, _HOT_MAX, _HOT_BYTES_MAX = 64, 1 << 18, 64 << 20
 #: How many other ids a row survives in its slot after its last use.
 _USES = 7
 
 
 def check_cache(rows: Any) -> None:
-    """Raise InvalidArgumentError unless ``rows`` is a number of rows that a cache may keep."""
+    """Raise InvalidArgumentError unless ``rows`` is a number of rows that a cache may keep, or
+    ``HOT``."""
     is_whole = isinstance(rows, int) and not isinstance(rows, bool)
-    if not is_whole or not 0 <= rows <= ROWS_MAX:
+    is_hot = isinstance(rows, str) and rows == HOT
+    if not is_hot and (not is_whole or not 0 <= rows <= ROWS_MAX):
         raise InvalidArgumentError(
-            f"cache_rows is {rows!r}: expected a whole number from 0 to {ROWS_MAX}"
+            f'cache_rows is {rows!r}: expected a whole number from 0 to {ROWS_MAX}, or "{HOT}"'
         )
 
 
@@ -61,21 +66,25 @@ class RowCache:
     """The rows of one table that a worker keeps. Threads: any.
 
     ``rows``: how many at most, at least 1; several sets are rounded down to a power of two of them.
-    ``hits`` and ``misses`` count the rows that were asked for.
+    ``HOT`` for those that pay. ``hits`` and ``misses`` count the rows that were asked for.
     """
 
-    def __init__(self, terms: TableTerms, rows: int, consistency: Consistency) -> None:
+    def __init__(self, terms: TableTerms, rows: int | str, consistency: Consistency) -> None:
         self.hits = 0
         self.misses = 0
         self._folds, self._staleness = consistency.folds, consistency.staleness
         self._lock = threading.Lock()
-        self._sets = 1 << max(0, (rows // _WAYS).bit_length() - 1)
-        size = self._sets * min(rows, _WAYS)
-        self._ids = np.full(size, -1, np.int64)
-        #: By slot the version of its row; with "asp" the number of its pull.
-        self._versions = np.zeros(size, np.int64)
-        self._uses = np.zeros(size, np.int8)
-        self._rows = np.empty((size, terms.dim), numpy_dtype(terms.dtype))
+        self._repeats = None if isinstance(rows, int) else RowRepeats()
+        if isinstance(rows, int):
+            first = most = rows
+        else:
+            most = max(1, min(_HOT_MAX, _HOT_BYTES_MAX // terms.row_bytes))
+            first = min(_HOT_FIRST, most)
+        #: The most slots.
+        self._most = most
+        #: Stamps are versions of rows; with "asp" numbers of pulls. Worth counts uses.
+        self._sets = IdSets(first)
+        self._rows = np.empty((len(self._sets), terms.dim), numpy_dtype(terms.dtype))
         self._pulls = 0
         #: The worker's newest clock, and the number of the first pull at that clock.
         self._clock, self._since = 0, 0
@@ -90,9 +99,13 @@ class RowCache:
     def counts(self) -> dict[str, int]:
         """Return the figures for ``Store.stats``."""
         with self._lock:
-            kept = int(np.count_nonzero(self._ids >= 0))
-            facts = {"kept": kept, "most": len(self._ids), "bytes": self._rows.nbytes}
-            return {**facts, "hits": self.hits, "misses": self.misses}
+            kept = int(np.count_nonzero(self._sets.ids >= 0))
+            most = len(self._sets) if self._repeats is None else self._most
+            facts = {"kept": kept, "most": most, "bytes": self._rows.nbytes}
+            facts |= {"hits": self.hits, "misses": self.misses}
+            if self._repeats is not None:
+                facts |= {"fetched": self._repeats.fetched, "repeated": self._repeats.repeated}
+            return facts
 
     def _oldest(self, clock: int) -> int:
         """Return the smallest version that a worker at this clock may see."""
@@ -102,29 +115,18 @@ class RowCache:
             self._clock, self._since = clock, self._pulls + 1
         return max(self._since, self._pulls - PULLS_MAX)
 
-    def _slots(self, ids: Ids) -> Places:
-        """Return the slots of the set of each id, a row for each."""
-        found: npt.NDArray[np.uint64] = hashes(ids) & np.uint64(self._sets - 1)
-        ways = len(self._ids) // self._sets
-        return found.astype(np.int64)[:, None] * ways + np.arange(ways)
-
-    def _find(self, ids: Ids) -> Places:
-        """Return the slot of each id, and -1 for those that are not here."""
-        slots = self._slots(ids)
-        same = self._ids[slots] == ids[:, None]
-        chosen = slots[np.arange(len(ids)), same.argmax(axis=1)]
-        return np.where(same.any(axis=1), chosen, -1)
-
     def look(self, ids: Ids, clock: int, target: Array) -> Lookup:
         """Copy the rows that are here to their places in ``target``; ``clock``: the worker's."""
         with self._lock:
             self._oldest(clock)
             self._pulls += 1
-            slots = self._find(ids)
-            hits = (slots >= 0) & (self._versions[slots] >= self._oldest(clock))
+            slots = self._sets.find(ids)
+            hits = (slots >= 0) & (self._sets.stamps[slots] >= self._oldest(clock))
             used = slots[hits]
-            self._uses[used] = _USES
+            self._sets.worth[used] = _USES
             target[hits] = self._rows[used]
+            if self._repeats is not None:
+                self._repeats.served(ids[hits])
             self.hits += len(used)
             self.misses += len(ids) - len(used)
             return Lookup(hits, self._pulls, self._pushes)
@@ -139,30 +141,42 @@ class RowCache:
             oldest = self._oldest(clock)
             if stamp < oldest or self._sending or look.pushes != self._pushes:
                 return
-            for _ in range(_WAYS):
+            if self._repeats is not None:
+                pays = self._repeats.note(ids, stamp, oldest)
+                ids, rows = ids[pays], rows[pays]
+                self._grow(ids, oldest)
+            for _ in range(WAYS):
                 taken = self._enter(ids, rows, stamp, oldest)
                 ids, rows = ids[~taken], rows[~taken]
                 if not len(ids):
                     return
 
+    def _grow(self, ids: Ids, oldest: int) -> None:
+        """Take more slots if these ids and the rows that may be used need over half of them."""
+        sets = self._sets
+        new = int(np.count_nonzero(sets.find(ids) < 0))
+        while 2 * len(sets) <= self._most and sets.is_crowded(new, oldest):
+            old, places = sets.double()
+            rows = np.empty((len(sets), self._rows.shape[1]), self._rows.dtype)
+            rows[places] = self._rows[old]
+            self._rows = rows
+
     def _enter(self, ids: Ids, rows: Array, stamp: int, oldest: int) -> npt.NDArray[np.bool_]:
         """Decide about one id of each set; return which these were."""
-        slots = self._slots(ids)
-        # Of several ids of one set the last one is chosen, in all arrays alike.
-        turns = np.empty(len(self._ids), np.int64)
-        turns[slots[:, 0]] = np.arange(len(ids))
-        chosen: npt.NDArray[np.bool_] = turns[slots[:, 0]] == np.arange(len(ids))
+        sets = self._sets
+        slots = sets.slots(ids)
+        chosen = sets.alone(slots)
         slots, ids, rows = slots[chosen], ids[chosen], rows[chosen]
-        known = self._find(ids)
-        is_old = (self._ids[slots] < 0) | (self._versions[slots] < oldest)
-        value = np.where(is_old, -1, self._uses[slots])
+        known = sets.find(ids)
+        is_old = (sets.ids[slots] < 0) | (sets.stamps[slots] < oldest)
+        value = np.where(is_old, -1, sets.worth[slots])
         slots = np.where(known >= 0, known, slots[np.arange(len(ids)), value.argmin(axis=1)])
         stays = (known < 0) & (value.min(axis=1) > 0)
-        self._uses[slots[stays]] -= 1
+        sets.worth[slots[stays]] -= 1
         slots, ids, rows = slots[~stays], ids[~stays], rows[~stays]
-        self._ids[slots] = ids
-        self._versions[slots] = stamp
-        self._uses[slots] = 0
+        sets.ids[slots] = ids
+        sets.stamps[slots] = stamp
+        sets.worth[slots] = 0
         self._rows[slots] = rows
         return chosen
 
@@ -176,12 +190,19 @@ class RowCache:
             return
         with self._lock:
             self._pushes += 1
-            slots = self._find(ids)
+            if not self._adds:
+                self._drop(ids)
+                return
+            slots = self._sets.find(ids)
             here = slots >= 0
-            if self._adds:
-                self._rows[slots[here]] += rows[turns[here]]
-            else:
-                self._ids[slots[here]] = -1
+            self._rows[slots[here]] += rows[turns[here]]
+
+    def _drop(self, ids: Ids) -> None:
+        """Forget rows that servers have changed in a way that this worker does not know."""
+        slots = self._sets.find(ids)
+        self._sets.ids[slots[slots >= 0]] = -1
+        if self._repeats is not None:
+            self._repeats.spoiled(ids)
 
     @contextlib.contextmanager
     def sending(self) -> Iterator[None]:
@@ -217,5 +238,4 @@ class RowCache:
             elif self._adds is None and not flags & REPEATED:
                 self._adds = True
             if flags & (STEPPED | REPEATED):
-                slots = self._find(ids)
-                self._ids[slots[slots >= 0]] = -1
+                self._drop(ids)

@@ -54,10 +54,10 @@ class Table:
     """Rows by id that servers hold; ``Store.table`` makes it. Threads: any.
 
     ``name``; ``terms``: its rows, dim, init and seed. ``cache_rows``: how many rows this worker
-    keeps at most, in ``cache``, which is None for 0.
+    keeps at most, or "hot", in ``cache``, which is None for 0.
     """
 
-    def __init__(self, store: Store, name: str, placed: PlacedTable, cache_rows: int) -> None:
+    def __init__(self, store: Store, name: str, placed: PlacedTable, cache_rows: int | str) -> None:
         self.name = name
         self.terms = placed.terms
         self.number = placed.number
@@ -267,11 +267,7 @@ class Table:
         return self._hot.top(count)
 
     def _read_ids(self, ids: Any) -> tuple[Any, Any, Ids]:
-        like = (
-            np.array(ids, np.int64 if len(ids) == 0 else None)
-            if isinstance(ids, list | tuple)
-            else ids
-        )
+        like = _array_of(ids) if isinstance(ids, list | tuple) else ids
         framework, terms, data = read_array(like, "ids")
         if len(terms.shape) != 1 or terms.dtype not in INTEGERS:
             raise InvalidArgumentError(
@@ -296,6 +292,17 @@ class Table:
             for begin in range(bounds[shard], bounds[shard + 1], step)
         ]
         return [one[1:] for one in sorted(found)]
+
+
+def _array_of(ids: list[Any] | tuple[Any, ...]) -> Any:
+    try:
+        return np.array(ids, np.int64 if len(ids) == 0 else None)
+    except ValueError:
+        kind = type(ids).__name__
+        raise InvalidArgumentError(
+            f"ids is a {kind} whose members are of different lengths: expected whole numbers of "
+            "one axis; pull or push each member by itself, or join them"
+        ) from None
 
 
 def _none() -> None:

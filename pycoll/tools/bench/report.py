@@ -119,8 +119,16 @@ def machine_text() -> str:
     return f"{processor_name() or platform.machine()}, {core_count()} cores"
 
 
-def draw(path: Path, curves: Mapping[str, Sequence[Measurement]], title: str) -> None:
-    """Draw time and bus bandwidth of each curve, with logarithmic axes."""
+def draw(
+    path: Path,
+    curves: Mapping[str, Sequence[Measurement]],
+    title: str,
+    below: str | None = None,
+) -> None:
+    """Draw time and bus bandwidth of each curve, with logarithmic axes.
+
+    ``below``: the curve that is drawn as a wide pale line under the others, if there is one.
+    """
     times = {name: [(one.bytes, one.median_s * 1e6) for one in c] for name, c in curves.items()}
     late = {
         name: [(one.bytes, one.median_s * 1e6, max(one.median_s, one.p99_s) * 1e6) for one in c]
@@ -128,7 +136,7 @@ def draw(path: Path, curves: Mapping[str, Sequence[Measurement]], title: str) ->
     }
     rates = {name: [(one.bytes, one.busbw) for one in c] for name, c in curves.items()}
     panels = (
-        Panel("time (µs)", times, bands=late),
-        Panel("bus bandwidth (GB/s)", rates, low_is_good=False),
+        Panel("time (µs)", times, bands=late, below=below),
+        Panel("bus bandwidth (GB/s)", rates, low_is_good=False, below=below),
     )
     draw_panels(path, panels, title)

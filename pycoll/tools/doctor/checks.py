@@ -81,10 +81,9 @@ def _settings(survey: Survey) -> Told:
 
 def _machines(survey: Survey) -> Told:
     for first, second in survey.doubles:
-        if first == second:
-            continue  # ranks of a job
         what = f"{first} and {second} are one machine, in one network namespace"
-        yield NOTE, second, what, "with -H name it once, with all its slots"
+        todo = "name it once, with all its slots"
+        yield ERROR if survey.listed else NOTE, second, what, todo
 
 
 def _versions(survey: Survey) -> Told:

@@ -12,13 +12,16 @@ import click
 from pycoll.bootstrap.deadline import Deadline
 from pycoll.bootstrap.discovery.discover import discover, inside_job, open_exchange
 from pycoll.bootstrap.discovery.network import parse_address, resolve
+from pycoll.bootstrap.rendezvous.exchange import Exchange
+from pycoll.bootstrap.rendezvous.store import StoreExchange
+from pycoll.bootstrap.rendezvous.torch_store import TorchStoreExchange
 from pycoll.config import Config
 from pycoll.errors import PycollError
 from pycoll.launch.host_starts import HostsOptions
 from pycoll.launch.node_meeting import NodeOptions, enter_meeting
 from pycoll.tools.doctor.checks import findings_of
 from pycoll.tools.doctor.relay import Relay
-from pycoll.tools.doctor.survey import Survey, survey_here, take_part
+from pycoll.tools.doctor.survey import Gather, Survey, survey_here, take_part
 from pycoll.tools.doctor.survey_report import as_json, as_text, is_wrong
 
 #: Seconds for all rounds of a survey once the nodes have met.
@@ -36,7 +39,11 @@ class Wishes(NamedTuple):
 
 
 def run_doctor(wishes: Wishes) -> int:
-    """Print the report; returns 1 if something is wrong, else 0. Raises pycoll's errors."""
+    """Print the report; returns 1 if something is wrong, else 0. Raises pycoll's errors.
+
+    Of the ranks of a job, rank 0 prints and returns that status, and the others return 0: a
+    launcher may end the whole job as soon as one rank fails, before rank 0 has printed.
+    """
     prints = True
     if wishes.hosts is not None:
         survey = Relay(wishes.hosts).run()
@@ -46,8 +53,9 @@ def run_doctor(wishes: Wishes) -> int:
         prints, survey = _of_job()
     else:
         survey = survey_here(wishes.ranks)
-    if prints:
-        click.echo(as_json(survey) if wishes.as_json else as_text(survey))
+    if not prints:
+        return 0
+    click.echo(as_json(survey) if wishes.as_json else as_text(survey))
     return int(is_wrong(findings_of(survey)))
 
 
@@ -56,21 +64,27 @@ def _of_nodes(options: NodeOptions, ranks: int) -> Survey:
     options.check()
     try:
         exchange = enter_meeting(options, Deadline(options.start_timeout_s))
-
-        def gather(blob: bytes) -> Sequence[bytes]:
-            blobs = exchange.all_gather(blob)
-            # The first round waits for nodes that start late, the others for probes.
-            exchange.prolong(Deadline(_SURVEY_S))
-            return blobs
-
         try:
-            return take_part(gather, ranks=ranks)
+            return take_part(_rounds_of(exchange), ranks=ranks)
         finally:
             exchange.close()
     except PycollError as error:
         here = survey_here(ranks)
         where = f"node {options.node} ({here.hosts[0].label})"
         return replace(here, absent={where: f"{error}{_misled(options)}"})
+
+
+def _rounds_of(exchange: Exchange) -> Gather:
+    """Return the rounds of a survey over an exchange. The first one waits for doctors that start
+    late, within the deadline of the exchange, and the others for probes."""
+
+    def gather(blob: bytes) -> Sequence[bytes]:
+        blobs = exchange.all_gather(blob)
+        if isinstance(exchange, StoreExchange | TorchStoreExchange):
+            exchange.prolong(Deadline(_SURVEY_S))
+        return blobs
+
+    return gather
 
 
 def _misled(options: NodeOptions) -> str:
@@ -87,12 +101,16 @@ def _misled(options: NodeOptions) -> str:
 
 
 def _of_job() -> tuple[bool, Survey]:
-    """Examine the hosts of the job that this process is a rank of. Rank 0 prints."""
-    config = Config.read()
+    """Examine the hosts of the job that this process is a rank of. Rank 0 prints.
+
+    The doctors meet by any interface, also by one that PYCOLL_INTERFACES leaves out, so that they
+    can report that the others lead nowhere.
+    """
+    config = Config.read()._replace(interfaces=())
     placement = discover(config)
-    exchange = open_exchange(placement, config, Deadline(config.init_timeout_s + _SURVEY_S))
+    exchange = open_exchange(placement, config, Deadline(config.init_timeout_s))
     try:
-        survey = take_part(exchange.all_gather, socket.gethostname(), config.local_size or 0)
+        survey = take_part(_rounds_of(exchange), socket.gethostname(), ranks=1)
     finally:
         exchange.close()
     return placement.rank == 0, survey

@@ -36,14 +36,15 @@ class HostFacts:
 
     ``label`` names the host in reports, ``name`` is its own host name, which resolves to
     ``addresses`` there, or does not resolve because of ``unresolved``. ``machine`` is equal for two
-    doctors on one machine. ``ranks`` is the number of ranks planned for this host, 0 if unknown.
-    ``quota`` is the processor time of its control groups in cores, 0 without a limit. ``files`` and
-    ``files_hard`` limit open files, ``memlock`` locked memory. ``shm`` is the size of /dev/shm, 0
-    if there is none. ``memfd`` is the reason why no shared memory can be made, else empty.
-    ``ptrace`` is yama's ptrace_scope, -1 without yama. ``rdma`` names RDMA devices. ``networks``
-    are the interfaces with an address. ``routes_ipv6`` says whether an IPv6 default route exists.
-    ``problems`` are refused settings. The doctor listens at ``port``, 0 if it cannot, and admits
-    connections that begin with ``token``.
+    doctors on one machine. ``ranks`` is the number of ranks planned for this host, 0 if unknown,
+    and ``cpus`` are the numbers of the cores that they may use. ``quota`` is the processor time of
+    its control groups in cores, 0 without a limit. ``files`` and ``files_hard`` limit open files,
+    ``memlock`` locked memory. ``shm`` is the size of /dev/shm, 0 if there is none. ``memfd`` is the
+    reason why no shared memory can be made, else empty. ``ptrace`` is yama's ptrace_scope, -1
+    without yama. ``rdma`` names RDMA devices. ``networks`` are the interfaces with an address.
+    ``routes_ipv6`` says whether an IPv6 default route exists. ``problems`` are refused settings.
+    The doctor listens at ``port``, 0 if it cannot, and admits connections that begin with
+    ``token``.
     """
 
     label: str
@@ -53,7 +54,7 @@ class HostFacts:
     python: str
     libraries: dict[str, str]
     ranks: int
-    cores: int
+    cpus: list[int]
     quota: float
     files: int
     files_hard: int
@@ -70,6 +71,16 @@ class HostFacts:
     port: int
     token: str
 
+    @property
+    def cores(self) -> int:
+        """The number of cores that the ranks of this host may use."""
+        return len(self.cpus)
+
+    def joined_by(self, other: HostFacts) -> HostFacts:
+        """Return these facts with the ranks and cores of another doctor of this machine."""
+        cpus = sorted({*self.cpus, *other.cpus})
+        return replace(self, ranks=self.ranks + other.ranks, cpus=cpus)
+
     def encode(self) -> bytes:
         """Return the facts as JSON, for other hosts."""
         return json.dumps(asdict(self)).encode()
@@ -81,15 +92,16 @@ class HostFacts:
     def shown(self) -> dict[str, Any]:
         """Return the facts for a report, without the token."""
         shown = asdict(self) | {"networks": [one._asdict() for one in self.networks]}
-        del shown["token"]
+        shown["cores"] = self.cores
+        del shown["token"], shown["cpus"]
         return shown
 
 
 _KINDS: dict[str, type] = {
     **dict.fromkeys((one.name for one in fields(HostFacts)), str),
-    **dict.fromkeys(("ranks", "cores", "files", "files_hard", "memlock", "shm"), int),
+    **dict.fromkeys(("ranks", "files", "files_hard", "memlock", "shm"), int),
     **{"ptrace": int, "port": int, "quota": float, "routes_ipv6": bool, "libraries": dict},
-    **dict.fromkeys(("rdma", "networks", "addresses", "problems"), list),
+    **dict.fromkeys(("cpus", "rdma", "networks", "addresses", "problems"), list),
 }
 
 
@@ -102,6 +114,7 @@ def decode_facts(blob: bytes) -> HostFacts:
     found["networks"] = [Interface(**json_object(row, kinds)) for row in rows]
     for name in ("rdma", "addresses", "problems"):
         found[name] = [str(one) for one in found[name]]
+    found["cpus"] = [int(one) for one in found["cpus"]]
     bytes.fromhex(found["token"])
     return HostFacts(**found)
 
@@ -136,7 +149,7 @@ def collect_facts(
         python=platform.python_version(),
         libraries=_libraries(),
         ranks=ranks,
-        cores=len(os.sched_getaffinity(0)),
+        cpus=sorted(os.sched_getaffinity(0)),
         quota=0.0 if quota is None else quota.cores,
         files=soft,
         files_hard=hard,

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from pycoll.launch.host_list import HostSlots
@@ -203,4 +204,5 @@ class Relay:
                 absent[one.host.name] = one.reason or silent
         last = self._rounds[-1] if len(self._rounds) > 1 else {}
         links = [last.get(number, b"") for number in numbers]
-        return survey_of([first.get(number, b"") for number in numbers], links, absent)
+        found = survey_of([first.get(number, b"") for number in numbers], links, absent)
+        return replace(found, listed=True)

@@ -28,16 +28,19 @@ RATES_MAX = 8
 
 @dataclass(frozen=True)
 class Survey:
-    """``hosts`` took part, one doctor on each machine. ``links`` are the ways between them.
+    """``hosts`` took part, with the first doctor of each machine. ``links`` are the ways between
+    them.
 
     ``absent`` has the hosts that did not take part, or not to the end, with the reason.
-    ``doubles`` are pairs of labels that mean one machine.
+    ``doubles`` are pairs of different labels that mean one machine. ``listed``: the hosts come from
+    a list for ``pycoll run``, which refuses doubles.
     """
 
     hosts: Sequence[HostFacts]
     links: Sequence[Link] = ()
     absent: dict[str, str] = field(default_factory=dict)
     doubles: Sequence[tuple[str, str]] = ()
+    listed: bool = False
 
 
 def survey_of(
@@ -55,12 +58,15 @@ def survey_of(
         except (ValueError, TypeError) as error:
             missing[f"host {number}"] = f"its facts are unreadable ({error}): another version?"
             continue
-        same = next((other for other in hosts if other.machine == one.machine), None)
+        same = next((at for at, other in enumerate(hosts) if other.machine == one.machine), None)
         if same is None:
             twins = sum(other.label.split(" #")[0] == one.label for other in hosts)
             hosts.append(replace(one, label=f"{one.label} #{twins + 1}") if twins else one)
-        else:
-            doubles.append((same.label, one.label))
+            continue
+        # Ranks of a job that share a host have its name as their label.
+        if hosts[same].label.split(" #")[0] != one.label:
+            doubles.append((hosts[same].label, one.label))
+        hosts[same] = hosts[same].joined_by(one)
     found: list[Link] = []
     for number, blob in enumerate(links):
         try:

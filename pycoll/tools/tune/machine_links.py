@@ -3,12 +3,15 @@
 For shared memory it first finds the stores that fill slots: the same all_reduces run with both.
 
 For each transport it then finds the length of segments. It runs all_reduces of long messages with
-every candidate length; the shortest time wins, and the longest segment among nearly equal times.
+every candidate length; a shorter one than the longest wins only if its times are clearly shorter.
 
 Then it runs plans with known costs, over message sizes from a few bytes to more than the caches
 hold. The link is the one that explains all these times best (see fit.py). Different lengths of
-segments separate the cost of a segment from that of its bytes. Each case is measured in two passes
-and the better time counts, because disturbances only add time.
+segments separate the cost of a segment from that of its bytes.
+
+Each case is measured in three passes and the median counts. A virtual machine may move its cores
+between two jobs, which changes the times of all later ones. So candidates are compared inside each
+pass, where they run one after the other, and the median of these ratios decides.
 
 For shared memory the plans run with ordinary and with shared arrays: copies through slots show the
 rate of a copy, and segments that peers read in place the rate of such reads.
@@ -17,14 +20,14 @@ rate of a copy, and segments that peers read in place the rate of such reads.
 from __future__ import annotations
 
 import datetime
-import math
 import statistics
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from pycoll.algorithms import lookup
 from pycoll.bootstrap.discovery.cores import core_count
@@ -58,7 +61,7 @@ from pycoll.tools.tune.fit import Fit, Observation, fit
 COLLECTIVES = ("all_reduce", "broadcast", "all_gather", "reduce_scatter")
 SEGMENTS = (SEGMENT_BYTES, SEGMENT_BYTES // 2, SEGMENT_BYTES // 4)
 _STORES = (slot_stores.ORDINARY, slot_stores.STREAMING)
-#: A shorter segment is chosen if its time is below this share; smaller gains are noise.
+#: An option is chosen if its times are below this share of the usual one's; less is noise.
 _GAIN = 0.97
 _RANKS_MAX = 8
 #: Reports state the accuracy of predictions from this message size on, in bytes.
@@ -83,7 +86,7 @@ class TuneOptions:
     @property
     def passes(self) -> int:
         """How often each case is measured."""
-        return 1 if self.quick else 2
+        return 1 if self.quick else 3
 
     def end_bytes(self, transport: str) -> int:
         """The length of the longest message in bytes."""
@@ -156,6 +159,8 @@ class Case:
 
 
 Times = dict[Case, float]
+#: What `pycoll tune` chooses: a kind of stores, a length of segments.
+Option = TypeVar("Option", str, int)
 
 
 def observations(times: Times) -> list[Observation]:
@@ -204,12 +209,15 @@ class Tuner:
             for line in described(codecs):
                 self._say(line)
             for transport in self._options.transports:
-                times: Times = {}
                 if transport == "shm":
-                    self._slot_stores = self._best_stores()
+                    stores = self._in_passes(self._stores_jobs())
+                    self._slot_stores = best_option(stores, slot_stores.DEFAULT)
                     self._say(f"  {transport:10} fills slots by {self._slot_stores} stores")
-                segment_bytes = self._best_segment(transport, times)
-                self._measure_links(transport, segment_bytes, times)
+                segments = self._in_passes({n: self._segment_jobs(transport, n) for n in SEGMENTS})
+                segment_bytes = best_option(segments, SEGMENT_BYTES)
+                links = {segment_bytes: list(self._link_jobs(transport, segment_bytes))}
+                passes = [*segments, *self._in_passes(links)]
+                times = medians(one for each in passes for one in each.values())
                 known = spills_from() if transport == "shm" else None
                 found = fit(observations(times), LINKS[transport], spills_from=known)
                 self._media[transport] = Medium(found.link, segment_bytes)
@@ -230,7 +238,7 @@ class Tuner:
             for transport in self._options.transports
             for job in (
                 *(j for bytes_ in SEGMENTS for j in self._segment_jobs(transport, bytes_)),
-                *self._stores_jobs(transport),
+                *chain.from_iterable(self._stores_jobs().values() if transport == "shm" else ()),
                 *self._link_jobs(transport, SEGMENT_BYTES),
             )
         ]
@@ -242,32 +250,22 @@ class Tuner:
         media = {**self._media, transport: changed}
         return Tuning(media, "being measured", slot_stores=self._slot_stores)
 
-    def _stores_jobs(self, transport: str) -> Iterator[_Job]:
-        """The jobs with both kinds of stores, which only shared memory has."""
-        for kind in _STORES if transport == "shm" else ():
-            for job in self._segment_jobs(transport, SEGMENT_BYTES):
-                yield replace(job, values=job.values._replace(slot_stores=kind))
+    def _stores_jobs(self) -> dict[str, list[_Job]]:
+        """The jobs of each kind of stores, which only shared memory has."""
+        jobs = self._segment_jobs("shm", SEGMENT_BYTES)
+        return {
+            kind: [replace(job, values=job.values._replace(slot_stores=kind)) for job in jobs]
+            for kind in _STORES
+        }
 
-    def _best_stores(self) -> str:
-        times: dict[str, Times] = {kind: {} for kind in _STORES}
-        for _ in range(self._options.passes):
-            for job in self._stores_jobs("shm"):
-                self._measure(job, times[job.values.slot_stores or slot_stores.STREAMING])
-        return min(times, key=lambda kind: _mean(times[kind], SEGMENT_BYTES))
-
-    def _segment_jobs(self, transport: str, segment_bytes: int) -> Iterator[_Job]:
+    def _segment_jobs(self, transport: str, segment_bytes: int) -> list[_Job]:
         end = min(1 << 22, self._options.end_bytes(transport))
+        values, jobs = self._values(transport, segment_bytes), []
         for ranks in self._options.worlds:
             names = distinct_algorithms("all_reduce", ranks)
             options = self._options.bench_options("all_reduce", names, 1 << 18, end)
-            yield _Job(transport, ranks, options, self._values(transport, segment_bytes))
-
-    def _best_segment(self, transport: str, times: Times) -> int:
-        for _ in range(self._options.passes):
-            for segment_bytes in SEGMENTS:
-                for job in self._segment_jobs(transport, segment_bytes):
-                    self._measure(job, times)
-        return best_segment(times)
+            jobs.append(_Job(transport, ranks, options, values))
+        return jobs
 
     def _link_jobs(self, transport: str, segment_bytes: int) -> Iterator[_Job]:
         values = self._values(transport, segment_bytes)
@@ -281,13 +279,21 @@ class Tuner:
                     options = self._options.bench_options(collective, names, begin, end)
                     yield _Job(transport, ranks, options, values, memory)
 
-    def _measure_links(self, transport: str, segment_bytes: int, times: Times) -> None:
-        for _ in range(self._options.passes):
-            for job in self._link_jobs(transport, segment_bytes):
-                self._measure(job, times)
+    def _in_passes(self, jobs: Mapping[Option, Sequence[_Job]]) -> list[dict[Option, Times]]:
+        """Runs the jobs of all options in each pass, and returns the times of each pass."""
+        return [
+            {option: self._measure(those) for option, those in jobs.items()}
+            for _ in range(self._options.passes)
+        ]
 
-    def _measure(self, job: _Job, times: Times) -> None:
-        """Runs the job and keeps the better time of each case."""
+    def _measure(self, jobs: Sequence[_Job]) -> Times:
+        """Runs the jobs and returns the time of each case."""
+        times: Times = {}
+        for job in jobs:
+            self._run(job, times)
+        return times
+
+    def _run(self, job: _Job, times: Times) -> None:
         wrong = 0
         segment_bytes = job.values.media[job.transport].segment_bytes
 
@@ -295,8 +301,7 @@ class Tuner:
             nonlocal wrong
             wrong += line.wrong or 0
             place = (line.collective, line.algorithm, line.ranks, line.bytes)
-            case = Case(*place, segment_bytes, memory=job.memory)
-            times[case] = min(line.median_s, times.get(case, math.inf))
+            times[Case(*place, segment_bytes, memory=job.memory)] = line.median_s
             self._progress.advance(self._task)
 
         with tempfile.TemporaryDirectory(prefix="pycoll-tune-") as folder:
@@ -314,16 +319,37 @@ class Tuner:
 
 def best_segment(times: Times) -> int:
     """The segment length with the shortest times; the longest one if it is nearly as good."""
-    lengths = {case.segment_bytes for case in times}
-    means = {segment_bytes: _mean(times, segment_bytes) for segment_bytes in lengths}
-    best = min(means, key=lambda segment_bytes: means[segment_bytes])
-    return best if means[best] < _GAIN * means[max(lengths)] else max(lengths)
+    lengths: dict[int, Times] = defaultdict(dict)
+    for case, seconds in times.items():
+        lengths[case.segment_bytes][case] = seconds
+    return best_option([lengths], max(lengths))
 
 
-def _mean(times: Times, segment_bytes: int) -> float:
-    """The geometric mean of the times with segments of that length."""
-    logs = [math.log(s) for case, s in times.items() if case.segment_bytes == segment_bytes]
-    return math.exp(sum(logs) / len(logs))
+def best_option(passes: Sequence[Mapping[Option, Times]], usual: Option) -> Option:
+    """The option with the shortest times; ``usual`` if another one gains little.
+
+    Times are compared with those of ``usual`` in the same pass; the median of the passes counts.
+    """
+    ratios = {
+        option: statistics.median(mean(one[option]) / mean(one[usual]) for one in passes)
+        for option in passes[0]
+    }
+    best = min(ratios, key=lambda option: ratios[option])
+    return best if ratios[best] < _GAIN else usual
+
+
+def medians(passes: Iterable[Times]) -> Times:
+    """The median time of each case."""
+    found: dict[Case, list[float]] = defaultdict(list)
+    for times in passes:
+        for case, seconds in times.items():
+            found[case].append(seconds)
+    return {case: statistics.median(all_) for case, all_ in found.items()}
+
+
+def mean(times: Times) -> float:
+    """The geometric mean of all times."""
+    return statistics.geometric_mean(times.values())
 
 
 def distinct_algorithms(collective: str, ranks: int) -> list[str]:

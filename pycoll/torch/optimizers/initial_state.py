@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from pycoll.local_updates.torch_optimizer import LocallyUpdated
 from pycoll.torch.horovod import horovod_world
 from pycoll.torch.horovod.handles import synchronize
 from pycoll.torch.horovod.moving_calls import broadcast_async_
@@ -62,6 +63,10 @@ def broadcast_optimizer_state(
     embeddings of ``model``, and for SparseAdam, these zeros are sparse. Unlike Horovod's, the
     function does not step the optimizer by these gradients.
 
+    Of an optimizer with local updates (``pycoll.optim.DiLoCo``), a rank keeps what its codec has
+    left out, and the share that it has under way, if it has completed as many synchronisations as
+    the root.
+
     Arguments: ``optimizer``; ``root_rank``, the rank whose state all ranks get; ``model``, a module
     that may have sparse embeddings.
 
@@ -77,7 +82,9 @@ def broadcast_optimizer_state(
         _fill_gradients(optimizer, model)
     is_root = horovod_world.rank() == root_rank
     tensors: list[torch.Tensor] = []
-    skeleton = _without_tensors(optimizer.state_dict(), tensors) if is_root else None
+    local = optimizer if isinstance(optimizer, LocallyUpdated) else None
+    saved = optimizer.state_dict if local is None else local.state_for_others
+    skeleton = _without_tensors(saved(), tensors) if is_root else None
     skeleton = broadcast_object(skeleton, root_rank)
     if not is_root:
         slots: list[_Slot] = []
@@ -85,7 +92,11 @@ def broadcast_optimizer_state(
         tensors = [torch.empty(slot.shape, dtype=slot.dtype, device=slot.device) for slot in slots]
     broadcast_parameters(tensors, root_rank)
     if not is_root:
-        optimizer.load_state_dict(_with_tensors(skeleton, tensors))
+        load = optimizer.load_state_dict if local is None else local.take_state_of
+        load(_with_tensors(skeleton, tensors))
+    if local is not None:
+        # The ranks that have loaded a state meet at the next step, which is collective.
+        local.meet_again()
 
 
 def _fill_gradients(optimizer: torch.optim.Optimizer, model: Any) -> None:

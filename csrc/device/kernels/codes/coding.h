@@ -22,7 +22,7 @@ namespace pycoll::device {
 //   kDecode  values of `result` are those of the codes of all parts.
 //   kCorrect values of `result` are multiplied by `factor`, and `values` are added; no codes.
 //   kTotal   values of `result` are the sums of `rows` rows in order; row i begins at `values`
-//            + i * stride. No codes, and one part.
+//            + i * stride. No codes, and one part. Without rows, values become 0.
 //
 // Values and results of 16 bits are widened, which is exact, and rounded to nearest even. NaN
 // becomes the canonical one in results and rests. All other bits are those of the host, but for the

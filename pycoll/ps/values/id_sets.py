@@ -1,0 +1,82 @@
+"""A table of ids in bounded memory: a hash of an id names a set of four slots for it."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from pycoll.arrays.hashes import hashes
+from pycoll.ps.values.row_index import Ids, Places
+
+#: The slots of a set.
+WAYS = 4
+
+
+class IdSets:
+    """Slots for ids. An id lies in a slot of its set, or in none. Threads: one at a time.
+
+    ``size``: the number of slots, at least 1; several sets are rounded down to a power of two.
+    ``ids``: by slot its id, or -1. ``stamps``: when the id was seen, in a unit of the caller.
+    ``worth``: how much the caller wants to keep it.
+
+    Memory: 17 bytes a slot.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._sets = 1 << max(0, (size // WAYS).bit_length() - 1)
+        self._ways = min(size, WAYS)
+        slots = self._sets * self._ways
+        self.ids = np.full(slots, -1, np.int64)
+        self.stamps = np.zeros(slots, np.int64)
+        self.worth = np.zeros(slots, np.int8)
+        #: At least the number of slots whose stamps are no older than those of the last count.
+        self._taken = 0
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def slots(self, ids: Ids) -> Places:
+        """Return the slots of the set of each id, a row for each."""
+        found: npt.NDArray[np.uint64] = hashes(ids) & np.uint64(self._sets - 1)
+        return found.astype(np.int64)[:, None] * self._ways + np.arange(self._ways)
+
+    def find(self, ids: Ids) -> Places:
+        """Return the slot of each id, and -1 for those that are not here."""
+        slots = self.slots(ids)
+        same = self.ids[slots] == ids[:, None]
+        chosen = slots[np.arange(len(ids)), same.argmax(axis=1)]
+        return np.where(same.any(axis=1), chosen, -1)
+
+    def alone(self, slots: Places) -> npt.NDArray[np.bool_]:
+        """Choose one id of each set, the last one; return which of the ids these are.
+
+        ``slots``: those of the ids, from ``slots``.
+        """
+        turns = np.empty(len(self.ids), np.int64)
+        turns[slots[:, 0]] = np.arange(len(slots))
+        chosen: npt.NDArray[np.bool_] = turns[slots[:, 0]] == np.arange(len(slots))
+        return chosen
+
+    def is_crowded(self, more: int, oldest: int) -> bool:
+        """Return whether ``more`` ids and those with stamps from ``oldest`` on need over half of
+        the slots."""
+        self._taken += more
+        if 2 * self._taken > len(self.ids):
+            live = np.count_nonzero((self.ids >= 0) & (self.stamps >= oldest))
+            self._taken = int(live) + more
+        return 2 * self._taken > len(self.ids)
+
+    def double(self) -> tuple[Places, Places]:
+        """Take twice as many sets; return the old slots of all ids, and their new ones.
+
+        Each id keeps its place in a set, so no two of them meet.
+        """
+        old = np.flatnonzero(self.ids >= 0)
+        ids, stamps, worth = self.ids[old], self.stamps[old], self.worth[old]
+        self._sets *= 2
+        new = self.slots(ids)[np.arange(len(old)), old % self._ways]
+        size = 2 * len(self.ids)
+        self.ids, self.stamps = np.full(size, -1, np.int64), np.zeros(size, np.int64)
+        self.worth = np.zeros(size, np.int8)
+        self.ids[new], self.stamps[new], self.worth[new] = ids, stamps, worth
+        return old, new
