@@ -111,6 +111,16 @@ class _World:
         self.lock = threading.Lock()
         self.communicator: Communicator | None = None
         self.pid = 0
+        #: Joins the world of the engine that has started this process; see join_by.
+        self.engine: Callable[..., Communicator] | None = None
+
+    def refuse_second(self) -> None:
+        """Raise InvalidArgumentError if this process has a world."""
+        if self.communicator is not None and self.pid == os.getpid():
+            raise InvalidArgumentError(
+                "pycoll.init() was called twice: use pycoll.world(), or call pycoll.finalize() "
+                "before joining again"
+            )
 
     def set(self, communicator: Communicator | None) -> None:
         """Make module functions use this communicator; None means that there is no world."""
@@ -159,8 +169,8 @@ def init(
 ) -> Communicator:
     """Join the world of all ranks, and return its communicator. Every rank calls this once.
 
-    Without arguments ``init`` finds the world: from pycoll run, mpirun, srun or torchrun, or from
-    ``PYCOLL_*`` variables. A process that is started alone is a world of size 1. An argument wins
+    Without arguments ``init`` finds the world: from pycoll run, mpirun, srun or torchrun, from Ray
+    Train with ``PycollConfig``, or from ``PYCOLL_*`` variables. A process that is started alone is a world of size 1. An argument wins
     over its variable.
 
     * ``rank``, ``size``, ``address``, ``secret``: an explicit world. ``address`` is "host:port",
@@ -195,24 +205,25 @@ def init(
     """
     from pycoll.bootstrap import join
 
-    config = _settings(
-        transports=transports,
-        timeout_s=timeout_s,
-        init_timeout_s=init_timeout_s,
-        deterministic=deterministic,
-        shared_arrays=shared_arrays,
-    )
+    settings = {
+        "transports": transports,
+        "timeout_s": timeout_s,
+        "init_timeout_s": init_timeout_s,
+        "deterministic": deterministic,
+        "shared_arrays": shared_arrays,
+    }
+    places = (rank, size, address, secret, comm, all_gather, ticket)
+    if _world.engine is not None and all(one is None for one in places):
+        _world.refuse_second()
+        return _world.engine(**settings)
+    config = _settings(**settings)
     if config.role != "worker":
         raise InvalidArgumentError(
             "PYCOLL_ROLE is server: this rank serves; call pycoll.ps.serve() here instead of "
             "pycoll.init()"
         )
     with _world.lock:
-        if _world.communicator is not None and _world.pid == os.getpid():
-            raise InvalidArgumentError(
-                "pycoll.init() was called twice: use pycoll.world(), or call pycoll.finalize() "
-                "before joining again"
-            )
+        _world.refuse_second()
         joined = join(
             config,
             rank=rank,
@@ -228,6 +239,14 @@ def init(
         communicator._replaced = _world.replace
         _world.set(communicator)
         return communicator
+
+
+def join_by(engine: Callable[..., Communicator] | None) -> None:
+    """Let ``init()`` that says no rank and no place return ``engine(...)``, with its other arguments
+    by name. For adapters of engines that tell a process its world before the program runs. None:
+    ``init()`` finds the world itself again.
+    """
+    _world.engine = engine
 
 
 def _made(joined: Joined, config: Config) -> Communicator:

@@ -7,10 +7,13 @@ def train(step_size):
     ...
 
 losses = dask.run(Client("scheduler:8786"), train, 0.1)
+
+The ranks meet over metadata of Dask's scheduler, so no address is needed.
 """
 
 from __future__ import annotations
 
+import importlib
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -19,7 +22,8 @@ from urllib.parse import urlsplit
 
 import pycoll
 from pycoll.errors import InvalidArgumentError, PeerLostError, PycollError
-from pycoll.integrations.reserved_ports import free_ports, reserve_port
+from pycoll.integrations.dask_store import DaskStore
+from pycoll.integrations.store_meeting import Gather, join_limit_s, meet
 
 #: Seconds between two looks at the tasks, and at the workers.
 _POLL_S, _LOOK_S = 0.02, 1.0
@@ -38,26 +42,27 @@ def run(
 
     ``client``: a ``distributed.Client``. ``workers``: addresses of workers, in the order of ranks;
     None means all workers, by host. Each worker runs one rank, so a worker needs a process of its
-    own and a free thread. ``words``: arguments of ``pycoll.init`` other than those that say rank,
-    size and where.
+    own and a free thread. ``words``: arguments of ``pycoll.init`` other than rank, size, address,
+    comm and all_gather.
 
     Returns the results in rank order.
 
     Raises InvalidArgumentError if there are no workers or unknown ones, PeerLostError if a worker
-    leaves, and the exception of a rank: that of the program where the others only report its loss.
+    leaves, TimeoutError that names the ranks whose workers did not begin in time, and the exception
+    of a rank: that of the program where the others only report its loss.
 
-    Cost: two Dask tasks on the first worker, one on each of the others, and the cost of ``init``.
+    Cost: a Dask task on each worker, 2 to 4 rounds over the scheduler's metadata, and the
+    connections of the ranks.
     """
+    join_limit_s(words)
     chosen = _chosen(client, workers)
     # A Nanny's restart or a worker that leaves must not bring a rank to another worker.
     pinned = {"pure": False, "allow_other_workers": False, "retries": 0}
-    host = urlsplit(chosen[0]).hostname or ""
-    address = client.submit(reserve_port, host, workers=[chosen[0]], **pinned).result()
-    secret = secrets.token_hex(32)
+    name = f"run-{secrets.token_hex(8)}"
     futures = [
         client.submit(
             _rank,
-            *(rank, len(chosen), address, secret, words, function, args),
+            *(name, rank, len(chosen), words, function, args),
             workers=[worker],
             **pinned,
         )
@@ -68,6 +73,7 @@ def run(
         return [future.result() for future in futures]
     finally:
         client.cancel([future for future in futures if future.status == "pending"])
+        DaskStore(client, name).clear()
 
 
 def _watch(client: Any, futures: Sequence[Any], workers: Sequence[str]) -> None:
@@ -126,19 +132,21 @@ def _chosen(client: Any, workers: Sequence[str] | None) -> list[str]:
 
 
 def _rank(
+    name: str,
     rank: int,
     size: int,
-    address: str,
-    secret: str,
     words: dict[str, Any],
     function: Callable[..., Any],
     args: tuple[Any, ...],
 ) -> Any:
     """Run one rank in a task of its worker."""
+    client = importlib.import_module("distributed").get_client()
+
+    def make(all_gather: Gather) -> pycoll.Communicator:
+        return pycoll.init(rank=rank, size=size, all_gather=all_gather, **words)
+
     try:
-        pycoll.init(rank=rank, size=size, address=address, secret=secret, **words)
+        meet(DaskStore(client, name), rank, size, join_limit_s(words), make)
         return function(*args)
     finally:
         pycoll.finalize()
-        if rank == 0:
-            free_ports()

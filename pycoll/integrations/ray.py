@@ -19,9 +19,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pycoll
-from pycoll.config import Config
 from pycoll.integrations import check_size
-from pycoll.types import check_timeout
+from pycoll.integrations.ray_store import RayStore
+from pycoll.integrations.store_meeting import Gather, join_limit_s, meet
 
 
 def __getattr__(name: str) -> Any:
@@ -60,19 +60,16 @@ def init(name: str, rank: int, size: int, **words: Any) -> pycoll.Communicator:
 
     Cost: 2 to 4 rounds over Ray's key-value store, and the connections of the ranks.
     """
-    from pycoll.integrations.ray_store import Gather, meet
-
-    limit_s = check_timeout(
-        words.get("init_timeout_s") or Config.read().init_timeout_s, "init_timeout_s"
-    )
 
     def make(all_gather: Gather) -> pycoll.Communicator:
         return pycoll.init(rank=rank, size=size, all_gather=all_gather, **words)
 
+    has_world = pycoll.is_initialized()
     try:
-        return meet(name, rank, size, limit_s, make)
+        return meet(RayStore(name), rank, size, join_limit_s(words), make)
     except BaseException:
-        pycoll.finalize()
+        if not has_world:
+            pycoll.finalize()
         raise
 
 
@@ -119,3 +116,4 @@ def run(
     finally:
         for ref in waiting:
             ray.cancel(ref)
+        RayStore(name).clear()

@@ -21,7 +21,8 @@ from pycoll.bootstrap import join
 from pycoll.comm.communicator import Communicator
 from pycoll.comm.start_tuning import tuning_text
 from pycoll.config import Config
-from pycoll.integrations.ray_store import Gather, meet
+from pycoll.integrations.ray_store import RayStore
+from pycoll.integrations.store_meeting import Gather, meet
 
 NAME = "PYCOLL"
 _OPERATIONS = {
@@ -50,7 +51,7 @@ class PycollGroup(BaseGroup):
             )
             return Communicator(joined, config, name)
 
-        self._comm = meet(name, rank, world_size, config.init_timeout_s, make)
+        self._comm = meet(RayStore(name), rank, world_size, config.init_timeout_s, make)
 
     @classmethod
     def backend(cls) -> str:

@@ -3,6 +3,7 @@ find the world of the workers."""
 
 from __future__ import annotations
 
+import functools
 import secrets
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,9 @@ from typing import Any
 from ray.train.backend import Backend, BackendConfig
 
 import pycoll
-from pycoll.integrations.reserved_ports import clear_place, free_ports, reserve_port, set_place
+from pycoll.comm.world import join_by
+from pycoll.integrations.ray import init
+from pycoll.integrations.ray_store import RayStore
 
 
 @dataclass
@@ -19,7 +22,7 @@ class PycollConfig(BackendConfig):
 
     The training function calls ``pycoll.init()`` without arguments, or ``hvd.init()`` of
     ``pycoll.torch``. For torch.distributed use ``TorchConfig(backend="pycoll")`` instead. Workers
-    that Ray starts again form a new world, at another address and with another secret.
+    that Ray starts again form a new world.
     """
 
     @property
@@ -29,35 +32,32 @@ class PycollConfig(BackendConfig):
 
 
 class _Pycoll(Backend):
-    """Sets the variables of the workers before training, and ends their world after it."""
+    """Tells the workers their world before training, and ends it after."""
+
+    _name = ""
 
     def on_start(self, worker_group: Any, backend_config: PycollConfig) -> None:
         import ray
 
-        size = len(worker_group)
-        address = worker_group.execute_single(0, _reserve)
-        secret, job_id = secrets.token_hex(32), f"ray-train-{secrets.token_hex(8)}"
+        size, self._name = len(worker_group), f"train-{secrets.token_hex(8)}"
         ray.get(
             [
-                worker_group.execute_single_async(
-                    rank, set_place, rank, size, address, secret, job_id
-                )
+                worker_group.execute_single_async(rank, _tell, self._name, rank, size)
                 for rank in range(size)
             ]
         )
 
     def on_shutdown(self, worker_group: Any, backend_config: PycollConfig) -> None:
         worker_group.execute(_leave)
+        RayStore(self._name).clear()
 
 
-def _reserve() -> str:
-    import ray
-
-    return reserve_port(ray.util.get_node_ip_address())
+def _tell(name: str, rank: int, size: int) -> None:
+    """Let ``pycoll.init()`` in this worker join the world of the trainer."""
+    join_by(functools.partial(init, name, rank, size))
 
 
 def _leave() -> None:
     """End the world of this worker, if the training function has made one."""
     pycoll.finalize()
-    clear_place()
-    free_ports()
+    join_by(None)

@@ -3,11 +3,10 @@ refuse. tests/launchers runs them with the engines themselves."""
 
 from __future__ import annotations
 
-import os
-import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,9 +17,11 @@ from joining import run_all
 
 import pycoll
 from pycoll import InvalidArgumentError, PeerLostError, TimeoutError
-from pycoll.bootstrap.discovery.network import listen_at
-from pycoll.integrations import dask, reserved_ports
-from pycoll.integrations.ray_store import meet
+from pycoll.comm import world
+from pycoll.integrations import dask
+from pycoll.integrations.dask_store import DaskStore
+from pycoll.integrations.ray_store import RayStore
+from pycoll.integrations.store_meeting import EngineStore, meet
 
 ENGINES = "ray distributed dask pyspark torch"
 
@@ -29,41 +30,38 @@ def test_adapters_import_no_engine() -> None:
     code = """
 import sys
 import pycoll.integrations, pycoll.integrations.dask, pycoll.integrations.ray
-import pycoll.integrations.spark, pycoll.integrations.ray_store
+import pycoll.integrations.spark, pycoll.integrations.ray_store, pycoll.integrations.dask_store
 print(*(name.partition(".")[0] for name in sys.modules))
 """
     assert set(python(code).split()).isdisjoint(ENGINES.split())
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
-def test_a_reserved_port_is_kept_for_rank_0(host: str) -> None:
-    address = reserved_ports.reserve_port(host)
-    try:
-        name, _, port = address.rpartition(":")
-        assert name == (f"[{host}]" if ":" in host else host)
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        with socket.socket(family) as other, pytest.raises(OSError, match="in use"):
-            other.bind((host, int(port)))
-        listen_at(host, int(port)).close()
-    finally:
-        reserved_ports.free_ports()
-    with pytest.raises(OSError, match="assign"):
-        reserved_ports.reserve_port("192.0.2.77")
+def test_init_without_a_place_joins_the_engine_s_world() -> None:
+    asked: list[dict[str, Any]] = []
 
+    def engine(**words: Any) -> pycoll.Communicator:
+        asked.append(words)
+        return pycoll.init(rank=0, size=1, **words)
 
-def test_a_place_is_found_by_init_and_cleared(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = dict(os.environ)
-    reserved_ports.set_place(0, 1, "127.0.0.1:1", "s" * 16, "job")
+    world.join_by(engine)
     try:
-        comm = pycoll.init()
-        assert (comm.rank, comm.size) == (0, 1)
+        comm = pycoll.init(timeout_s=7)
+        assert pycoll.world() is comm
+        with pytest.raises(InvalidArgumentError, match="called twice"):
+            pycoll.init()
+        pycoll.finalize()
+        pycoll.init(rank=0, size=1)
+        pycoll.finalize()
+        assert [one["timeout_s"] for one in asked] == [7], "a given place wins"
+        world.join_by(None)
+        assert pycoll.init().size == 1
+        assert len(asked) == 1
     finally:
         pycoll.finalize()
-        reserved_ports.clear_place()
-    assert dict(os.environ) == before
+        world.join_by(None)
 
 
-# Ray's store
+# Stores of engines
 
 
 class FakeStore(SimpleNamespace):
@@ -73,7 +71,6 @@ class FakeStore(SimpleNamespace):
         self.data: dict[tuple[bytes, str], bytes] = {}
         self.lock = threading.Lock()
         super().__init__(
-            _internal_kv_exists=lambda key, *, namespace: (namespace, key) in self.data,
             _internal_kv_get=lambda key, *, namespace: self.data.get((namespace, key)),
             _internal_kv_put=self.put,
             _internal_kv_del=self.delete,
@@ -91,14 +88,46 @@ class FakeStore(SimpleNamespace):
                     del self.data[space, key]
 
 
-@pytest.fixture
-def store(monkeypatch: pytest.MonkeyPatch) -> FakeStore:
+class FakeClient:
+    """The metadata of a client of Dask, over a dict; it answers texts and bytes as they were set."""
+
+    def __init__(self) -> None:
+        self.data: dict[str, Any] = {}
+
+    def set_metadata(self, keys: list[str], value: Any) -> None:
+        found = self.data
+        for key in keys[:-1]:
+            if not isinstance(found.get(key), dict):
+                found[key] = {}
+            found = found[key]
+        found[keys[-1]] = value
+
+    def get_metadata(self, keys: list[str], default: Any) -> Any:
+        found: Any = self.data
+        for key in keys:
+            if not isinstance(found, dict) or key not in found:
+                return default
+            found = found[key]
+        return found
+
+
+Rest = Callable[[], Any]
+
+
+@pytest.fixture(params=["ray", "dask"])
+def store(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> tuple[EngineStore, Rest]:
+    """A store, and what is in it."""
+    if request.param == "dask":
+        client = FakeClient()
+        return DaskStore(client, "job"), lambda: client.data["pycoll"]["job"]
     fake = FakeStore()
     monkeypatch.setitem(sys.modules, "ray.experimental.internal_kv", fake)
-    return fake
+    return RayStore("job"), lambda: fake.data or None
 
 
-def members(name: str, size: int, ranks: list[int], limit_s: float) -> list[Any]:
+def members(store: EngineStore, size: int, ranks: list[int], limit_s: float) -> list[Any]:
     """What each rank gathered in two rounds, or raised."""
     together = threading.Barrier(len(ranks))
 
@@ -109,26 +138,26 @@ def members(name: str, size: int, ranks: list[int], limit_s: float) -> list[Any]
             rounds.extend(all_gather(b"%d of round %d" % (rank, number)) for number in range(2))
             return SimpleNamespace(barrier=lambda: together.wait(20), close=lambda: None)
 
-        meet(name, rank, size, limit_s, make)
+        meet(store, rank, size, limit_s, make)
         return rounds
 
     return run_all([lambda rank=rank: one(rank) for rank in ranks])
 
 
-def test_ranks_meet_over_ray_s_store_and_leave_nothing(store: FakeStore) -> None:
+def test_ranks_meet_over_a_store_and_leave_nothing(store: tuple[EngineStore, Rest]) -> None:
     for _ in range(2):  # a name may be used again
-        for found in members("job", 4, [0, 1, 2, 3], 20):
+        for found in members(store[0], 4, [0, 1, 2, 3], 20):
             assert found == [[b"%d of round %d" % (r, n) for r in range(4)] for n in range(2)]
-        assert store.data == {}
+        assert store[1]() is None
 
 
-def test_ranks_that_ray_did_not_start_are_named(store: FakeStore) -> None:
-    for error in members("job", 4, [0, 2], 1.0):
+def test_ranks_that_did_not_start_are_named(store: tuple[EngineStore, Rest]) -> None:
+    for error in members(store[0], 4, [0, 2], 1.0):
         assert isinstance(error, TimeoutError)
         assert error.ranks == (1, 3)
 
 
-def test_a_rank_that_fails_is_told_to_the_others(store: FakeStore) -> None:
+def test_a_rank_that_fails_is_told_to_the_others(store: tuple[EngineStore, Rest]) -> None:
     def one(rank: int) -> Any:
         def make(all_gather: Any) -> Any:
             all_gather(b"first")
@@ -136,7 +165,7 @@ def test_a_rank_that_fails_is_told_to_the_others(store: FakeStore) -> None:
                 raise KeyError("no memory")
             return all_gather(b"second")
 
-        return meet("job", rank, 2, 20, make)
+        return meet(store[0], rank, 2, 20, make)
 
     first, second = run_all([lambda rank=rank: one(rank) for rank in range(2)])
     assert isinstance(second, KeyError)
