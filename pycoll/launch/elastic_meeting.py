@@ -427,7 +427,7 @@ class _Guest:
                 "elastic: give all nodes the same --min-np and --max-np"
             )
         elif self._host is None:
-            self._enter(json_object(read_json(payload), _FACTS))
+            self._enter(read_json(payload))
         else:
             message = read_json(payload)
             if not isinstance(message, dict):
@@ -444,10 +444,14 @@ class _Guest:
                 f"{nodes.address} expects {nodes.nodes}; give all processes the same --nnodes"
             )
 
-    def _enter(self, facts: dict[str, Any]) -> None:
+    def _enter(self, told: Any) -> None:
+        """Let a launcher into the job by what it has told. Raises ValueError if that is unreadable,
+        and its versions are not the cause."""
         job, here = self._server._job, versions()
         try:
-            compare_versions(here, self._server.host, facts, facts["host"])
+            if isinstance(told, dict):
+                compare_versions(here, self._server.host, told, str(told.get("host")))
+            facts = json_object(told, _FACTS)
             if not facts["refusal"]:
                 mine = self._server.program
                 compare_programs([(0, mine), (self._node, facts["program"])])

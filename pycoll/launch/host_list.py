@@ -112,9 +112,10 @@ def place_ranks(hosts: Sequence[HostSlots], ranks: int | None, servers: int = 0)
     workers = total - servers if ranks is None else ranks
     if workers + servers > total or workers < 1:
         listed = ", ".join(f"{host.name}:{host.slots}" for host in hosts[:8])
-        wanted = f"ranks={max(workers, 1)}" + (f" and servers={servers}" if servers else "")
+        wanted = f"{max(workers, 1)} ranks" + (f" and servers={servers}" if servers else "")
         raise InvalidArgumentError(
-            f"{wanted}: the hosts have {total} slots ({listed}{', ...' * (len(hosts) > 8)})"
+            f"{wanted} do not fit: the hosts have {total} slots "
+            f"({listed}{', ...' * (len(hosts) > 8)}); give them more slots, or start fewer ranks"
         )
     found, left = [], workers + servers
     for host in hosts:

@@ -100,7 +100,7 @@ def test_slots_are_filled_in_order() -> None:
     hosts = parse_hosts("a:2,b:2,c:2")
     assert place_ranks(hosts, None) == hosts
     assert place_ranks(hosts, 3) == [HostSlots("a", 2), HostSlots("b", 1)]
-    with pytest.raises(pycoll.InvalidArgumentError, match=r"ranks=7: the hosts have 6 slots \(a:2"):
+    with pytest.raises(pycoll.InvalidArgumentError, match=r"7 ranks do not fit: the hosts have 6 slots \(a:2"):
         place_ranks(hosts, 7)
 
 
@@ -309,7 +309,7 @@ def test_a_script_that_is_missing() -> None:
     ("words", "text"),
     [
         (("-H", "a", "--hostfile", "b"), "-H and --hostfile both name the hosts: give one"),
-        (("-H", "a:2", "-n", "3"), "ranks=3: the hosts have 2 slots (a:2)"),
+        (("-H", "a:2", "-n", "3"), "3 ranks do not fit: the hosts have 2 slots (a:2)"),
         (("-H", "a:1,b:1,a:2"), "host a is named twice: name it once, with all its slots"),
         (("-H", "a:2", "--min-np", "3"), "min_np=3: expected 1 to 2, the number of ranks"),
         (("-H", "a:2", "-n", "2", "--max-np", "1"), "max_np=1: expected at least 2"),

@@ -548,7 +548,7 @@ def test_a_node_of_servers_only() -> None:
         (["-n", "2", "--servers", "1", "--restarts", "1"], "leave out --restarts"),
         (
             ["-H", "localhost:2", "-n", "2", "--servers", "1"],
-            "ranks=2 and servers=1: the hosts have 2",
+            "2 ranks and servers=1 do not fit: the hosts have 2",
         ),
     ],
 )
