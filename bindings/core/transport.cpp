@@ -2,8 +2,11 @@
 // descriptors pass into native ownership.
 #include <pybind11/stl.h>
 
+#include <algorithm>
+#include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -125,18 +128,28 @@ void bind_shm(py::module_& module) {
            "Join a peer's memory. Takes ownership of the three descriptors.")
       .def(
           "use_stores",
-          [](const ShmHandle& handle, bool streaming) { handle.shm->use_stores(streaming); },
-          py::arg("streaming"), "Choose the stores of memory that peers read, before any is used.");
+          [](const ShmHandle& handle, std::string_view kind) {
+            const auto& names = transport::shm::kStoreNames;
+            const auto found = std::find(names.begin(), names.end(), kind);
+            if (found == names.end()) throw py::value_error("no such kind of stores");
+            handle.shm->use_stores(static_cast<transport::shm::StoreKind>(found - names.begin()));
+          },
+          py::arg("kind"),
+          "Choose the stores of memory that peers read, before any is used. Raises ValueError.");
   module.def(
       "time_stores",
-      [](double limit_s) -> std::optional<std::tuple<double, double>> {
+      [](double limit_s) -> std::optional<std::map<std::string, double>> {
         const auto found = transport::shm::time_stores(static_cast<Nanoseconds>(limit_s * 1e9));
         if (!found.has_value()) return std::nullopt;
-        return std::tuple(static_cast<double>(found->ordinary) * 1e-9 / 1024,
-                          static_cast<double>(found->streaming) * 1e-9 / 1024);
+        std::map<std::string, double> times;
+        for (std::size_t i = 0; i < found->size(); ++i) {
+          times[std::string(transport::shm::kStoreNames[i])] =
+              static_cast<double>((*found)[i]) * 1e-9 / 1024;
+        }
+        return times;
       },
       py::arg("limit_s"), py::call_guard<ReleasedGil>(),
-      "Return s/byte of an exchange by ordinary and by streaming stores; None if not measured.");
+      "Return s/byte of an exchange by each kind of stores; None if not measured.");
 }
 
 }  // namespace

@@ -36,6 +36,10 @@ inline void copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes) 
 // at once, because plain stores would take them over one after the other.
 void claim_and_copy(std::byte* to, const std::byte* from, std::size_t bytes);
 
+// Copies with one string instruction ("rep movsb"). It takes lines over from other caches without
+// reading them, and leaves them in this core's caches. memcpy on other processors.
+void string_copy(std::byte* to, const std::byte* from, std::size_t bytes);
+
 // Copies with non-temporal stores: the written lines do not stay in any cache. stream_fence()
 // orders these stores before later ones. An ordinary copy if the processor has no such stores.
 void stream_copy(std::byte* to, const std::byte* from, std::size_t bytes);

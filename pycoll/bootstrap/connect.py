@@ -105,8 +105,9 @@ def connect(
 ) -> Connected:
     """Connect this rank to all others that ``exchange`` reaches.
 
-    Rank 0 calls ``bring``: its result becomes ``tuning`` on all ranks, and its error makes all
-    ranks fail. ``mailbox``: make a mailbox for shrinking. The caller closes ``exchange``.
+    Rank 0 calls ``bring`` before the last round, when the others wait for it, so that it can time
+    what the machine does: its result becomes ``tuning`` on all ranks, and its error makes all ranks
+    fail. ``mailbox``: make a mailbox for shrinking. The caller closes ``exchange``.
     Afterwards no other socket listens and no thread of this function is left, also on failure.
 
     Raises, on all ranks, TransportError that names every pair that could not be connected and the
@@ -114,25 +115,23 @@ def connect(
     every error of the exchange.
     """
     limit = deadline or Deadline(config.init_timeout_s)
-    brought, failure = _call_bring(exchange.rank, config, bring)
     ports, without = _verbs_ports(config)
     makers = native_factories() if factories is None and exchange.size > 1 else factories or {}
     with contextlib.ExitStack() as cleanup:
-        ends = _ends(exchange, config, makers, failure)
+        ends = _ends(exchange, config, makers)
         cleanup.callback(ends.close)
         free = free_descriptors()
-        mine = Identity.mine(config, brought, ports, without, ends.local_address_name, free)
+        mine = Identity.mine(config, ports, without, ends.local_address_name, free)
         identities = _identities(exchange, mine)
         rounds = _Rounds(exchange, identities, config, communicator_id, makers)
         cleanup.callback(rounds.close)
-        rounds.failure = failure
         if mailbox and exchange.size > 1:
             rounds.open_post()
-        outcomes = rounds.run(ends, limit.within(_LINK_SHARE * limit.remaining()))
+        outcomes = rounds.run(ends, limit.within(_LINK_SHARE * limit.remaining()), bring)
         judge(outcomes, rounds.failure)
         transports = rounds.transports
         post, rounds.post = rounds.post, None
-    return describe(transports, identities, identities[0].tuning)._replace(post=post)
+    return describe(transports, identities, outcomes[0].get("tuning", ""))._replace(post=post)
 
 
 def describe(transports: list[Any], identities: Sequence[Identity], tuning: str) -> Connected:
@@ -171,21 +170,30 @@ class _Rounds:
         self._links: Links | None = None
         self._failed: dict[int, dict[str, Any]] = {}
 
-    def run(self, ends: Ends, deadline: Deadline) -> list[dict[str, Any]]:
-        """Return the facts that every rank sent in the last round."""
+    def run(self, ends: Ends, deadline: Deadline, bring: Bring | None) -> list[dict[str, Any]]:
+        """Return the facts that every rank sent in the last round; rank 0 sends its tuning."""
         try:
             neighbours = self._meet(ends, deadline)
             if not (self._exchange.brief and is_plain(self._identities)):
                 self._link(neighbours, deadline)
             elif neighbours.shm is not None:
                 self.transports = [neighbours.shm]
-            outcomes = self._gather({})
+            outcomes = self._gather(self._call_bring(bring))
         except errors.PycollError as error:
             # An alarm has ended the exchange for all ranks. This rank's own error says more.
             raise self.failure or error from error.__cause__
         if any("error" in outcome for outcome in outcomes):
             self.transports = []
         return outcomes
+
+    def _call_bring(self, bring: Bring | None) -> dict[str, str]:
+        if self._exchange.rank != 0 or bring is None or self.failure is not None:
+            return {}
+        try:
+            return {"tuning": bring(self._config)}
+        except errors.PycollError as error:
+            self.failure = error
+            return {}
 
     def open_post(self) -> None:
         """Make this rank's mailbox. All ranks have made theirs when one of them has joined."""
@@ -317,12 +325,10 @@ def _ends(
     exchange: Exchange,
     config: Config,
     makers: Mapping[str, Factory],
-    failure: errors.PycollError | None,
 ) -> Ends:
-    """Make this rank's memory and local address. A rank that has failed already gets neither, so
-    no neighbour waits for it at its address."""
+    """Make this rank's memory and local address."""
     make = makers.get("shm")
-    if failure is not None or exchange.size == 1 or make is None or "shm" not in config.transports:
+    if exchange.size == 1 or make is None or "shm" not in config.transports:
         return Ends(None)
     return Ends(lambda: make(exchange.rank, exchange.size))
 
@@ -330,18 +336,6 @@ def _ends(
 def _unreached(outcomes: Sequence[Mapping[str, Any]]) -> list[dict[int, str]]:
     rows = (outcome.get("unreached", {}) for outcome in outcomes)
     return [{int(peer): str(why) for peer, why in row.items()} for row in rows]
-
-
-def _call_bring(
-    rank: int, config: Config, bring: Bring | None
-) -> tuple[str, errors.PycollError | None]:
-    """Return the text of ``bring`` on rank 0, and the error that keeps this rank from joining."""
-    if rank != 0 or bring is None:
-        return "", None
-    try:
-        return bring(config), None
-    except errors.PycollError as error:
-        return "", error
 
 
 def _verbs_ports(config: Config) -> tuple[tuple[Port, ...], str]:

@@ -172,14 +172,14 @@ class Core(_core.Calls):
         cores: int,
         cpu_balancing: bool,
     ) -> None:
-        from pycoll.cost.slot_stores import STREAMING, slot_stores_of
+        from pycoll.cost.slot_stores import slot_stores_of
 
         _finish_imports_at_exit()
         #: The stores that fill the slots of shared memory, the same on all ranks.
         self._slot_stores = slot_stores_of(tuning)
         for transport in transports:
             if transport.name == "shm":
-                transport.use_stores(self._slot_stores == STREAMING)
+                transport.use_stores(self._slot_stores)
         self.rank = rank
         self.size = size
         self._names = names

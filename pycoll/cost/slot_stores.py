@@ -1,8 +1,9 @@
 """The stores that fill the slots of shared memory: an agreed value of the tuning.
 
-A slot is filled by ordinary stores, or by streaming stores that bypass the caches. Ordinary stores
-are faster where cache lines move quickly between cores. ``pycoll tune`` stores the value in its
-file. Where there is no file, rank 0 measures it when it joins (`pycoll.comm.start_tuning`), and
+A slot is filled by ordinary stores, by streaming stores that bypass the caches, or by a string
+instruction, which takes lines over without reading them on processors that can do so. Ordinary
+stores are faster where cache lines move quickly between cores. ``pycoll tune`` stores the value in
+its file. Where there is no file, rank 0 measures it when it joins (`pycoll.comm.start_tuning`), and
 sends it to all ranks. Communicators keep it until they are closed.
 """
 
@@ -12,15 +13,15 @@ import functools
 import json
 from typing import Any
 
-ORDINARY, STREAMING = "ordinary", "streaming"
+ORDINARY, STREAMING, STRING = KINDS = ("ordinary", "streaming", "string")
 #: The value without a measurement: its worst case is better than that of ordinary stores.
 DEFAULT = STREAMING
 
 
 def checked(value: Any) -> str | None:
     """Return the value of a tuning file, None where a file has none. Raises ValueError."""
-    if value not in (None, ORDINARY, STREAMING):
-        raise ValueError(f"slot_stores is {value!r}: expected {ORDINARY} or {STREAMING}")
+    if value is not None and value not in KINDS:
+        raise ValueError(f"slot_stores is {value!r}: expected one of {', '.join(KINDS)}")
     return None if value is None else str(value)
 
 

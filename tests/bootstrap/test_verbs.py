@@ -154,7 +154,7 @@ def test_rails_are_on_one_network_that_both_are_on() -> None:
 def test_verbs_join_what_is_on_one_network_and_allowed_by_both() -> None:
     def identity(network: str, *transports: str, host: str | None = None) -> Identity:
         ports = tuple(Port("a", 1, 0, IPV4, one) for one in network.split(", ") if one)
-        return Identity.mine(Config(transports=transports, host_id=host), "", ports)
+        return Identity.mine(Config(transports=transports, host_id=host), ports)
 
     roce = identity("RoCE IPv4", "verbs", "tcp", host="a")
     assert choose_transport(roce, identity("RoCE IPv4", "verbs", "tcp", host="b")) == "verbs"

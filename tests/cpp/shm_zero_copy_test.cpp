@@ -19,6 +19,7 @@ using pycoll::testing::attach_shm;
 using pycoll::testing::Block;
 using pycoll::testing::make_shm;
 using transport::ShmTransport;
+using transport::shm::StoreKind;
 
 namespace {
 
@@ -98,7 +99,7 @@ TEST(short_and_foreign_memory_is_not_lent) {
 
 TEST(fresh_memory_is_not_lent_to_a_core_that_is_far) {
   for (const bool far : {false, true}) {
-    Pair pair({.streaming = far});
+    Pair pair({.stores = far ? StoreKind::kStreaming : StoreKind::kOrdinary});
     Block block(kBytes);
     pair.introduce(block.data());
     CHECK(pair.sender().is_exposable(block.data(), kBytes, true) != far, "far: %d", far);
@@ -107,12 +108,13 @@ TEST(fresh_memory_is_not_lent_to_a_core_that_is_far) {
 }
 
 TEST(all_channels_use_the_stores_that_were_chosen_after_the_links_were_made) {
-  for (const bool streaming : {false, true}) {
-    Pair pair({.streaming = !streaming});
-    pair.zero_copy_source().use_stores(streaming);
+  for (const bool ordinary : {false, true}) {
+    constexpr StoreKind kBoth[] = {StoreKind::kString, StoreKind::kOrdinary};
+    Pair pair({.stores = kBoth[!ordinary]});
+    pair.zero_copy_source().use_stores(kBoth[ordinary]);
     CHECK(pair.send().reserve(kBytes) != nullptr, "no slot");
-    CHECK(pair.send().capabilities().store_hints->wants_fill() == streaming, "streaming: %d",
-          streaming);
+    CHECK(pair.send().capabilities().store_hints->wants_fill() != ordinary, "ordinary: %d",
+          ordinary);
   }
 }
 

@@ -11,6 +11,8 @@
 #include "transport/shm/shm_stores.h"
 
 using namespace pycoll;
+using transport::shm::kStoreNames;
+using transport::shm::StoreKind;
 using transport::shm::Stores;
 using transport::shm::time_stores;
 
@@ -104,10 +106,31 @@ TEST(stream_copy_copies_any_length_from_and_to_any_place) {
   }
 }
 
-TEST(both_kinds_of_stores_fill_the_same) {
+TEST(string_copy_copies_any_length_from_and_to_any_place) {
+  const auto source = noise(6000, 19);
+  std::vector<std::byte> slot_buffer(source.size() + 200);
+  for (const std::size_t bytes : {0, 1, 63, 64, 1000, 1024, 3073, 5900}) {
+    for (const std::size_t to : {0, 1, 40, 64}) {
+      for (const std::size_t from : {0, 3, 64}) {
+        std::fill(slot_buffer.begin(), slot_buffer.end(), kUntouched);
+        string_copy(slot_buffer.data() + to, source.data() + from, bytes);
+        const auto begin = slot_buffer.begin() + static_cast<std::ptrdiff_t>(to);
+        const auto end = begin + static_cast<std::ptrdiff_t>(bytes);
+        const auto untouched = [](std::byte one) { return one == kUntouched; };
+        CHECK(std::equal(begin, end, source.begin() + static_cast<std::ptrdiff_t>(from)),
+              "%zu bytes, from +%zu to +%zu", bytes, from, to);
+        CHECK(std::all_of(slot_buffer.begin(), begin, untouched) &&
+                  std::all_of(end, slot_buffer.end(), untouched),
+              "%zu bytes, from +%zu to +%zu: beyond", bytes, from, to);
+      }
+    }
+  }
+}
+
+TEST(all_kinds_of_stores_fill_the_same) {
   const auto source = noise(kSegmentBytes, 8);
-  const auto fill = [&](bool streaming, std::size_t all, std::vector<std::byte>& slot_buffer) {
-    const Stores stores(streaming);
+  const auto fill = [&](StoreKind kind, std::size_t all, std::vector<std::byte>& slot_buffer) {
+    const Stores stores(kind);
     const bool streamed = stores.fill(all, slot_buffer.data(), source.data(), slot_buffer.size());
     stream_fence();
     CHECK(std::equal(slot_buffer.begin(), slot_buffer.end(), source.begin()), "other bytes");
@@ -115,13 +138,18 @@ TEST(both_kinds_of_stores_fill_the_same) {
   };
   for (const std::size_t bytes : {kSegmentBytes, kBytes}) {
     std::vector<std::byte> slot_buffer(bytes);
-    CHECK(fill(true, kSegmentBytes, slot_buffer), "%zu bytes were not streamed", bytes);
-    CHECK(!fill(false, kSegmentBytes, slot_buffer), "%zu bytes were streamed", bytes);
+    CHECK(fill(StoreKind::kStreaming, kSegmentBytes, slot_buffer), "%zu bytes were not streamed",
+          bytes);
+    for (const StoreKind kind : {StoreKind::kOrdinary, StoreKind::kString}) {
+      CHECK(!fill(kind, kSegmentBytes, slot_buffer), "%zu bytes were streamed", bytes);
+    }
   }
   constexpr std::size_t kShortBytes = 1024;
   std::vector<std::byte> slot_buffer(kShortBytes);
-  CHECK(!fill(true, kShortBytes, slot_buffer), "a short segment was streamed");
-  CHECK(!Stores(true).wants_fill(kShortBytes), "a short segment is made elsewhere");
+  for (const StoreKind kind : {StoreKind::kStreaming, StoreKind::kString}) {
+    CHECK(!fill(kind, kShortBytes, slot_buffer), "a short segment was streamed");
+    CHECK(!Stores(kind).wants_fill(kShortBytes), "a short segment is made elsewhere");
+  }
 }
 
 TEST(a_window_that_no_cache_holds_is_streamed) {
@@ -135,16 +163,20 @@ TEST(a_window_that_no_cache_holds_is_streamed) {
 TEST(with_shared_cores_a_buffer_that_was_read_on_this_one_is_filled_by_ordinary_stores) {
   const OnOneCore pinned;
   std::uint64_t reader_core = 0;
-  const Stores streaming(true, &reader_core), ordinary(false, &reader_core);
-  CHECK(streaming.wants_fill(kSegmentBytes), "does not stream though no core is known");
-  reader_core = static_cast<std::uint64_t>(sched_getcpu()) + 1;
-  CHECK(!streaming.wants_fill(kSegmentBytes), "streams what is read on the same core");
-  reader_core += 1;
-  CHECK(streaming.wants_fill(kSegmentBytes), "does not stream to another core");
+  for (const StoreKind kind : {StoreKind::kStreaming, StoreKind::kString}) {
+    const Stores chosen(kind, &reader_core);
+    reader_core = 0;
+    CHECK(chosen.wants_fill(kSegmentBytes), "ordinary stores though no core is known");
+    reader_core = static_cast<std::uint64_t>(sched_getcpu()) + 1;
+    CHECK(!chosen.wants_fill(kSegmentBytes), "other stores for a reader on the same core");
+    reader_core += 1;
+    CHECK(chosen.wants_fill(kSegmentBytes), "ordinary stores for another core");
+  }
+  const Stores ordinary(StoreKind::kOrdinary, &reader_core);
   CHECK(!ordinary.wants_fill(kSegmentBytes), "ordinary stores stream");
 }
 
-TEST(both_kinds_are_timed_within_the_limit) {
+TEST(all_kinds_are_timed_within_the_limit) {
   constexpr Nanoseconds kLimit = 4'000'000;
   // Time of this thread on its core: others may keep it from running for longer.
   const auto spent = [] {
@@ -156,7 +188,9 @@ TEST(both_kinds_are_timed_within_the_limit) {
   const Nanoseconds begin = spent();
   const auto found = time_stores(kLimit);
   CHECK(spent() - begin < 2 * kLimit, "%lld ns", static_cast<long long>(spent() - begin));
-  CHECK(!found.has_value() || (found->ordinary > 0 && found->streaming > 0), "no time");
+  for (std::size_t kind = 0; found.has_value() && kind < found->size(); ++kind) {
+    CHECK((*found)[kind] > 0, "no time of %s stores", kStoreNames[kind].data());
+  }
 }
 
 TEST(one_core_alone_is_not_timed) {

@@ -115,7 +115,7 @@ def test_servers_take_the_slots_behind_the_ranks() -> None:
     assert placed(None, 3) == [(2, 0), (3, 1), (2, 2)]
     assert placed(1, 1) == [(2, 1)]
     for ranks, servers in ((5, 3), (None, 7)):
-        with pytest.raises(pycoll.InvalidArgumentError, match=rf"and servers={servers}: the hosts"):
+        with pytest.raises(pycoll.InvalidArgumentError, match=rf"and servers={servers} do not fit: the hosts"):
             place_ranks(hosts, ranks, servers)
 
 

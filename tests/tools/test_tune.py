@@ -109,8 +109,8 @@ def test_whatever_size_spilling_begins_at_is_found_again(tmp_path: Path) -> None
         ({"media": changed_medium(segment_bytes=1 << 17)}, "from 4096 to 65536"),
         ({"media": changed_medium(segment_bytes=4096.0)}, "expected a whole number"),
         ({"media": changed_medium(cache_bytes=0)}, "shm.cache_bytes is 0"),
-        ({"slot_stores": "quick"}, "slot_stores is 'quick': expected ordinary or streaming"),
-        ({"slot_stores": True}, "slot_stores is True: expected ordinary or streaming"),
+        ({"slot_stores": "quick"}, "slot_stores is 'quick': expected one of ordinary, streaming, string"),
+        ({"slot_stores": True}, "slot_stores is True: expected one of ordinary, streaming, string"),
         ({"codecs": ["int8"]}, "codecs must have some of bf16, fp8, int4, int8"),
         ({"codecs": {"int9": {}}}, "codecs must have some of bf16"),
         ({"codecs": {"int8": {"encode": 1e9}}}, "codecs.int8 must have encode and decode_add"),
@@ -249,11 +249,11 @@ def stores_of(comm: pycoll.Communicator) -> tuple[str, str, float]:
     return comm._slot_stores, text.splitlines()[-1].strip(), float(x[-1])
 
 
-@pytest.mark.parametrize("stores", ["ordinary", "streaming"])
+@pytest.mark.parametrize("stores", slot_stores.KINDS)
 def test_all_ranks_fill_slots_by_the_stores_of_rank_0(tmp_path: Path, stores: str) -> None:
     mine, others = (
         MINE._replace(slot_stores=one)
-        for one in (stores, {"ordinary": "streaming", "streaming": "ordinary"}[stores])
+        for one in (stores, "streaming" if stores == "ordinary" else "ordinary")
     )
     files = [str(stored(tmp_path / f"{one.slot_stores}.json", one)) for one in (mine, others)]
     outcomes = ProcessWorld(2, stores_of, tuning=files).outcomes()
@@ -266,9 +266,9 @@ def test_without_a_file_the_stores_are_measured_once(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     start_tuning.measured_stores.cache_clear()
     limits: list[float] = []
-    times = iter([(2.0, 1.0)])
+    times = iter([{"ordinary": 2.0, "streaming": 1.0, "string": 3.0}])
 
-    def measure(limit_s: float) -> tuple[float, float]:
+    def measure(limit_s: float) -> dict[str, float]:
         limits.append(limit_s)
         return next(times)
 
@@ -290,17 +290,34 @@ def test_without_a_file_the_stores_are_measured_once(
 
 
 @pytest.mark.parametrize(
-    ("times", "stores"), [((1.0, 2.0), "ordinary"), ((2.0, 1.0), "streaming"), (None, None)]
+    ("times", "stores"),
+    [
+        ((1.0, 2.0, 3.0), "ordinary"),
+        ((2.0, 1.0, 3.0), "streaming"),
+        ((3.0, 2.0, 1.0), "string"),
+        ((3.0, 1.0, 1.2), "string"),
+    ],
 )
-def test_the_faster_stores_are_chosen(
-    monkeypatch: pytest.MonkeyPatch, times: tuple[float, float] | None, stores: str | None
+def test_the_fastest_stores_are_chosen_and_string_ones_where_they_come_close(
+    monkeypatch: pytest.MonkeyPatch, times: tuple[float, ...], stores: str
 ) -> None:
-    monkeypatch.setattr(_core, "time_stores", lambda _: times)
-    start_tuning.measured_stores.cache_clear()
+    found: list[Any] = [dict(zip(slot_stores.KINDS, times, strict=True)), None]
+    monkeypatch.setattr(_core, "time_stores", lambda _: found.pop(0))
     try:
-        assert start_tuning.measured_stores() == stores
+        for expected in (stores, None):
+            start_tuning.measured_stores.cache_clear()
+            assert start_tuning.measured_stores() == expected
     finally:
         start_tuning.measured_stores.cache_clear()
+
+
+def test_the_kinds_of_stores_are_those_of_the_engine() -> None:
+    times = None
+    for _ in range(100):  # busy cores may keep it from measuring
+        times = times or _core.time_stores(0.02)
+    assert times is None or list(times) == sorted(slot_stores.KINDS)
+    with pytest.raises(ValueError, match="no such kind of stores"):
+        _core.ShmTransport(0, 1).use_stores("both")
 
 
 def test_what_rank_0_tells_is_checked() -> None:

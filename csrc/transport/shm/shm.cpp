@@ -61,7 +61,7 @@ Status check_identity(const Identity& identity, int peer, int size) {
 ShmTransport::ShmTransport(int rank, int size, const ShmOptions& options)
     : rank_(rank),
       size_(size),
-      streaming_(options.streaming),
+      stores_(options.stores),
       barriers_(options.barriers && shm::register_barriers()) {}
 
 ShmTransport::~ShmTransport() { close(); }
@@ -134,7 +134,7 @@ Status ShmTransport::attach(int peer, UniqueFd segment, UniqueFd doorbell, Uniqu
     return failed("cannot watch the process of rank " + std::to_string(peer), {peer});
   }
   auto& link = links_[static_cast<std::size_t>(peer)];
-  link = std::make_unique<ShmLink>(shm::LinkOptions{rank_, size_, peer, pid, fenced, streaming_},
+  link = std::make_unique<ShmLink>(shm::LinkOptions{rank_, size_, peer, pid, fenced, stores_},
                                    std::move(memory), std::move(doorbell), std::move(liveness),
                                    writer_.get(), own_bell_.get());
   attached_.push_back(link.get());
@@ -170,9 +170,9 @@ int ShmTransport::liveness_fd(int peer) const {
   return link == nullptr ? -1 : link->liveness_fd();
 }
 
-void ShmTransport::use_stores(bool streaming) {
-  streaming_ = streaming;
-  for (ShmLink* link : attached_) link->use_stores(streaming);
+void ShmTransport::use_stores(shm::StoreKind kind) {
+  stores_ = kind;
+  for (ShmLink* link : attached_) link->use_stores(kind);
 }
 
 void ShmTransport::share_cores() {

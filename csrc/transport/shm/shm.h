@@ -27,7 +27,7 @@ struct ShmOptions {
   // commit and release then executes a fence.
   bool barriers = true;
   // The stores of links that are attached later, see use_stores().
-  bool streaming = true;
+  shm::StoreKind stores = shm::StoreKind::kStreaming;
 };
 
 // Threads: as in transport.h. Uses two descriptors per peer and five of its own. Pages of the
@@ -62,9 +62,8 @@ class ShmTransport final : public Transport, public CoreHints {
   // size, or the system refuses a resource.
   Status attach(int peer, UniqueFd segment, UniqueFd doorbell, UniqueFd liveness, int pid);
 
-  // Fills memory that a peer reads next with streaming stores, or with ordinary ones
-  // (shm_stores.h). Requires: no channel has been used.
-  void use_stores(bool streaming);
+  // Chooses the stores that fill memory which a peer reads next (shm_stores.h). Requires: no channel has been used.
+  void use_stores(shm::StoreKind kind);
 
   std::string_view name() const override { return "shm"; }
   Link* link(int peer) override;
@@ -111,7 +110,7 @@ class ShmTransport final : public Transport, public CoreHints {
     std::uint64_t seen;
   };
   std::vector<Watched> watched_;
-  bool streaming_;
+  shm::StoreKind stores_;
   const bool barriers_;  // this process is registered for shm::barrier_everywhere
   std::uint64_t epoch_ = 0;
   std::uint32_t polls_ = 0;

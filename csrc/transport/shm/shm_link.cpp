@@ -77,7 +77,7 @@ Wiring ShmLink::wiring() {
           &zero_copy_source_,
           &peer_arena_,
           shares_cores_ ? &own.running.core : nullptr,
-          options_.streaming,
+          options_.stores,
           shares_cores_ ? &peer_control().running.core : nullptr};
 }
 

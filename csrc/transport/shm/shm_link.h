@@ -64,7 +64,7 @@ struct LinkOptions {
   int peer = 0;
   int pid = 0;  // of the peer's process, for error texts
   bool fenced = false;
-  bool streaming = true;  // see Stores
+  StoreKind stores = StoreKind::kStreaming;  // see Stores
 };
 
 class ShmLink final : public Link {
@@ -92,7 +92,7 @@ class ShmLink final : public Link {
   // See CoreHints::share_cores().
   void share_cores() { shares_cores_ = true; }
   // See ShmTransport::use_stores().
-  void use_stores(bool streaming) { options_.streaming = streaming; }
+  void use_stores(StoreKind kind) { options_.stores = kind; }
   // The core on which the peer ran last; -1 if it has published none.
   int peer_core() const { return static_cast<int>(load_acquire(peer_control().running.core)) - 1; }
   // Retains the memory of this rank's write windows for ever, because the

@@ -70,7 +70,7 @@ class alignas(64) ShmRecvChannel final : public RecvChannel, RecvRing, RecvAbili
     PYCOLL_ASSERT(peeked_, "release of segment %llu before peek",
                   static_cast<unsigned long long>(head_));
     peeked_ = false;
-    if (own_core_ != nullptr && arrived_.header.bytes >= kStreamedBytesMin) {
+    if (own_core_ != nullptr && arrived_.header.bytes >= kChosenBytesMin) {
       tell_core(own_core_, sched_getcpu());
     }
     if (std::exchange(arrived_.exposed, false)) peer_arena_->release();

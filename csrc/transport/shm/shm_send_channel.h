@@ -50,7 +50,7 @@ class alignas(64) ShmSendChannel final : public SendChannel, SendRing, SendAbili
         zero_copy_source_(wiring.zero_copy_source),
         peer_arena_(wiring.peer_arena),
         offer_(&wiring.peer_acks->offers[number]),
-        stores_(wiring.streaming, wiring.reader_core) {
+        stores_(wiring.stores, wiring.reader_core) {
     for (std::uint32_t slot = 0; slot < kChannelDepth; ++slot) {
       slot_buffers_[slot].data = payloads + slot * kPayloadStride;
       owned_[slot] = &slot_buffers_[slot];

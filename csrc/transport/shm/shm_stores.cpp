@@ -6,6 +6,7 @@
 #include <memory>
 #include <system_error>
 #include <thread>
+#include <vector>
 
 #include "base/cores.h"
 
@@ -26,7 +27,8 @@ struct Side {
   alignas(kLinePair) std::byte slots[kBuffers][kSegmentBytesMax + kLinePair] = {};
   alignas(kLinePair) std::byte own[kBuffers][kSegmentBytesMax + kLinePair] = {};
   alignas(kLinePair) std::atomic<std::uint64_t> steps = 0;
-  std::atomic<int> core = -1;
+  // Where the thread ran when its round began and when it ended.
+  std::atomic<int> core = -1, last_core = -1;
 };
 
 class Trial {
@@ -36,11 +38,11 @@ class Trial {
   static Nanoseconds now() { return SteadyClock().now(); }
   // One round of both threads: each fills its buffers, and then reads those of the other. False
   // once the trial has been stopped.
-  [[nodiscard]] bool run_round(std::size_t side, bool streaming) {
+  [[nodiscard]] bool run_round(std::size_t side, StoreKind kind) {
     Side& mine = sides_[side];
     const Side& peer = sides_[1 - side];
     mine.core.store(current_core(), std::memory_order_relaxed);
-    const Stores stores(streaming);
+    const Stores stores(kind);
     for (std::size_t i = 0; i < kBuffers; ++i) {
       (void)stores.fill(kSegmentBytesMax, mine.slots[i], mine.own[i], kSegmentBytesMax);
     }
@@ -49,10 +51,16 @@ class Trial {
     for (std::size_t i = 0; i < kBuffers; ++i) {
       copy_bytes(mine.own[i], peer.slots[i], kSegmentBytesMax);
     }
+    mine.last_core.store(current_core(), std::memory_order_relaxed);
     return meet(side);
   }
   void stop() { stopped_.store(true, std::memory_order_relaxed); }
-  bool on_two_cores() const { return sides_[0].core != sides_[1].core; }
+  // Whether both threads have stayed on two cores in the last round. Threads of other processes may
+  // drive both onto one core, whose caches make any stores fast.
+  bool on_two_cores() const {
+    return sides_[0].core != sides_[1].core && sides_[0].core == sides_[0].last_core &&
+           sides_[1].core == sides_[1].last_core;
+  }
 
  private:
   // Waits until both threads have made as many steps; false once the trial has been stopped or its
@@ -73,25 +81,38 @@ class Trial {
 };
 
 // The kind of stores of a round: both threads count the rounds alike.
-bool streams_in(int round) { return round / kRoundsInARow % 2 != 0; }
+StoreKind kind_of(int round) {
+  return static_cast<StoreKind>(static_cast<std::size_t>(round / kRoundsInARow) % kStoreKinds);
+}
 
-constexpr int kRounds = 2 * kRoundsInARow * kRoundsEnough / (kRoundsInARow - 1);
+constexpr int kRounds = kStoreKinds * kRoundsInARow * kRoundsEnough / (kRoundsInARow - 1);
 
-void run_second(Trial& trial) {
+// A usable core other than that of the calling thread; -1 if the system reports none.
+int other_core() {
+  const std::vector<int> cores = usable_core_numbers();
+  const auto own = std::find(cores.begin(), cores.end(), current_core());
+  if (own == cores.end() || cores.size() < 2) return -1;
+  return own + 1 == cores.end() ? cores.front() : *(own + 1);
+}
+
+// The scheduler often starts a thread on the core of its parent and leaves it there for longer than
+// the measurement lasts, so it first moves to `core`.
+void run_second(Trial& trial, int core) {
+  move_to_core(core);
   for (int round = 0; round < kRounds; ++round) {
-    if (!trial.run_round(1, streams_in(round))) return;
+    if (!trial.run_round(1, kind_of(round))) return;
   }
 }
 
 StoreTimes run_first(Trial& trial) {
-  StoreTimes best;
+  StoreTimes best{};
   for (int round = 0; round < kRounds; ++round) {
     const Nanoseconds begin = Trial::now();
-    if (!trial.run_round(0, streams_in(round))) break;
+    if (!trial.run_round(0, kind_of(round))) break;
     const Nanoseconds each =
         (Trial::now() - begin) * 1024 / static_cast<Nanoseconds>(kBuffers * kSegmentBytesMax);
     if (round % kRoundsInARow == 0 || !trial.on_two_cores()) continue;
-    Nanoseconds& shortest = streams_in(round) ? best.streaming : best.ordinary;
+    Nanoseconds& shortest = best[static_cast<std::size_t>(kind_of(round))];
     shortest = shortest == 0 ? each : std::min(shortest, each);
   }
   trial.stop();
@@ -105,13 +126,13 @@ std::optional<StoreTimes> time_stores(Nanoseconds limit) {
   const auto trial = std::make_unique<Trial>(limit);
   std::thread second;
   try {
-    second = std::thread([&trial] { run_second(*trial); });
+    second = std::thread([&trial, core = other_core()] { run_second(*trial, core); });
   } catch (const std::system_error&) {
     return std::nullopt;
   }
   const StoreTimes best = run_first(*trial);
   second.join();
-  if (best.ordinary == 0 || best.streaming == 0) return std::nullopt;
+  if (std::find(best.begin(), best.end(), 0) != best.end()) return std::nullopt;
   return best;
 }
 

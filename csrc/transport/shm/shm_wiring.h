@@ -4,6 +4,7 @@
 #include "transport/capabilities.h"
 #include "transport/shm/shm_bell.h"
 #include "transport/shm/shm_layout.h"
+#include "transport/shm/shm_stores.h"
 #include "transport/shm/shm_zero_copy.h"
 
 namespace pycoll::transport::shm {
@@ -24,7 +25,7 @@ struct Wiring {
   ZeroCopySource* zero_copy_source;
   PeerArena* peer_arena;
   std::uint64_t* own_core;  // Running::core; nullptr unless ranks share cores
-  bool streaming;
+  StoreKind stores;
   const std::uint64_t* reader_core;  // Running::core of the peer; nullptr unless ranks share cores
 };
 

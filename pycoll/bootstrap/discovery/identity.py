@@ -36,9 +36,8 @@ class Identity(NamedTuple):
     ``local_address`` is its abstract unix socket for processes of its host, empty if it has none
     (``LocalAddress``). ``cores`` are the cores that it may run on, as text (``cores.core_text``).
     The processes of ``quota_group`` together may use ``quota_cores`` cores at a time, 0 for no
-    limit. ``tuning`` is the text that rank 0 sends to all; empty on other ranks. ``verbs`` are its
-    RDMA ports, the preferred ones first, and ``verbs_rails`` is the most rails to a peer that it
-    allows. ``without`` is the reason why it has no ports though its settings name verbs.
+    limit. ``verbs`` are its RDMA ports, the preferred ones first, and ``verbs_rails`` is the most
+    rails to a peer that it allows. ``without`` is the reason why it has no ports though its settings name verbs.
     ``descriptors`` is how many more files its process may open. ``role`` is what the rank does.
     ``cache`` and ``memory`` name the domains of its cores (``domains.Domains``). ``pycoll`` and
     ``python`` are its versions (``versions.versions``).
@@ -54,7 +53,6 @@ class Identity(NamedTuple):
     nonce: str
     local_address: str = ""
     cores: str = "0"
-    tuning: str = ""
     verbs: tuple[Port, ...] = ()
     verbs_rails: int = 1
     without: str = ""
@@ -71,7 +69,6 @@ class Identity(NamedTuple):
     def mine(
         cls,
         config: Config,
-        tuning: str = "",
         verbs: tuple[Port, ...] = (),
         without: str = "",
         local_address: str = "",
@@ -92,7 +89,6 @@ class Identity(NamedTuple):
             nonce=os.urandom(32).hex(),
             local_address=local_address,
             cores=cores,
-            tuning=tuning,
             verbs=verbs,
             verbs_rails=config.verbs_rails,
             without=without,

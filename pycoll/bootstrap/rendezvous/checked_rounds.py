@@ -22,6 +22,7 @@ _TYPES = {
     "descriptors": list,
     "verbs": dict,
     "unreached": dict,
+    "tuning": str,
 }
 #: Types of one entry of ``tcp`` and ``post``, a ``dial.Candidate``: address, network, port, device,
 #: speed.

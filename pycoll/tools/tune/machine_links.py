@@ -60,7 +60,6 @@ from pycoll.tools.tune.fit import Fit, Observation, fit
 #: Collectives whose plans separate the cost of moving from that of combining.
 COLLECTIVES = ("all_reduce", "broadcast", "all_gather", "reduce_scatter")
 SEGMENTS = (SEGMENT_BYTES, SEGMENT_BYTES // 2, SEGMENT_BYTES // 4)
-_STORES = (slot_stores.ORDINARY, slot_stores.STREAMING)
 #: An option is chosen if its times are below this share of the usual one's; less is noise.
 _GAIN = 0.97
 _RANKS_MAX = 8
@@ -211,7 +210,7 @@ class Tuner:
             for transport in self._options.transports:
                 if transport == "shm":
                     stores = self._in_passes(self._stores_jobs())
-                    self._slot_stores = best_option(stores, slot_stores.DEFAULT)
+                    self._slot_stores = best_option(stores, slot_stores.STRING)
                     self._say(f"  {transport:10} fills slots by {self._slot_stores} stores")
                 segments = self._in_passes({n: self._segment_jobs(transport, n) for n in SEGMENTS})
                 segment_bytes = best_option(segments, SEGMENT_BYTES)
@@ -255,7 +254,7 @@ class Tuner:
         jobs = self._segment_jobs("shm", SEGMENT_BYTES)
         return {
             kind: [replace(job, values=job.values._replace(slot_stores=kind)) for job in jobs]
-            for kind in _STORES
+            for kind in slot_stores.KINDS
         }
 
     def _segment_jobs(self, transport: str, segment_bytes: int) -> list[_Job]:
