@@ -23,8 +23,8 @@ help:
 	@echo "make soak-stores  1,000 seeds of the simulated stores with newcomers, cuts of the network"
 	@echo "                  and checked invariants"
 	@echo "make optimized    build with profile-guided optimization: record a profile, then rebuild"
-	@echo "make bench-peers  install Open MPI, MPICH and torch in addition to that build, compare,"
-	@echo "                  and measure kernels and call costs; tables and picture go to bench/"
+	@echo "make bench-peers  install Open MPI, MPICH and torch, compare over shared memory; then, with"
+	@echo "                  that build, sweeps, kernels and call costs; results go to bench/"
 	@echo "make gpu-check    tests on this machine's GPUs, then bench/gpu.py; fails without a GPU"
 	@echo "make bench-net    compare over TCP between hosts made of network namespaces (as root)"
 	@echo "make bench-rdma   compare verbs with Open MPI over UCX, in the machine of test-rdma"
@@ -114,9 +114,11 @@ test-optimized: optimized
 	bash tests/python.sh $(BIN) tests/api tests/regressions \
 	  --ignore-glob '*test_compiled_torch.py' --ignore-glob '*test_horovod_attributes.py'
 
-bench-peers: optimized
+# The comparison over shared memory is of a plain build, which is what users install.
+bench-peers: setup-test
 	bash bench/setup_peers.sh
 	$(BIN)/python bench/shm.py --markdown bench/RESULTS.md --plot bench/shm.svg
+	$(MAKE) optimized
 	$(BIN)/python bench/peers.py --markdown bench/RESULTS.md
 	$(BIN)/python bench/dtypes.py --markdown bench/RESULTS.md
 	$(BIN)/python bench/kernels.py --markdown bench/RESULTS.md

@@ -175,10 +175,12 @@ def folder_of_call(call: bytes) -> Iterator[str]:
 
 def _send_results(mark: str, folder: str) -> None:
     for name in sorted(os.listdir(folder)) if folder else ():
-        if name.startswith(RESULT.format("")):
+        number = name.removeprefix(RESULT.format(""))
+        # A rank that is killed while it writes leaves a part.
+        if number != name and number.isdecimal():
             with open(os.path.join(folder, name), "rb") as file:
                 data = base64.b64encode(file.read()).decode()
-            write_note(mark, {"result": int(name.partition(".")[2]), "data": data})
+            write_note(mark, {"result": int(number), "data": data})
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ import pytest
 from launching import ROOT, alive, await_end
 
 import pycoll
-from pycoll.launch import function_runs, host_starts
+from pycoll.launch import function_runs, host_agent, host_starts
 
 HERE = pytest.mark.parametrize("hosts", [None, "localhost:2"])
 
@@ -339,3 +339,14 @@ def test_another_signal_is_a_failure(hosts: str | None) -> None:
 def test_ctrl_c_behind_a_failure_counts(hosts: str | None) -> None:
     word, _ = _interrupted("_fails_before_ctrl_c", hosts, pause_s=1.0)
     assert word == "interrupted"
+
+
+def test_a_result_that_a_killed_rank_has_not_finished_is_not_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[Any] = []
+    monkeypatch.setattr(host_agent, "write_note", lambda mark, note: sent.append((mark, note)))
+    for name in ("result.0", "result.1.part", "call"):
+        (tmp_path / name).write_bytes(b"abc")
+    host_agent._send_results("mark", str(tmp_path))
+    assert sent == [("mark", {"result": 0, "data": "YWJj"})]
