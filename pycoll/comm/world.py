@@ -170,8 +170,8 @@ def init(
     """Join the world of all ranks, and return its communicator. Every rank calls this once.
 
     Without arguments ``init`` finds the world: from pycoll run, mpirun, srun or torchrun, from Ray
-    Train with ``PycollConfig``, or from ``PYCOLL_*`` variables. A process that is started alone is a world of size 1. An argument wins
-    over its variable.
+    Train with ``PycollConfig``, or from ``PYCOLL_*`` variables. A process that is started alone is
+    a world of size 1. An argument wins over its variable.
 
     * ``rank``, ``size``, ``address``, ``secret``: an explicit world. ``address`` is "host:port",
       with a port that is free on the host of rank 0; ``secret`` has at least 16 characters and is
@@ -242,9 +242,10 @@ def init(
 
 
 def join_by(engine: Callable[..., Communicator] | None) -> None:
-    """Let ``init()`` that says no rank and no place return ``engine(...)``, with its other arguments
-    by name. For adapters of engines that tell a process its world before the program runs. None:
-    ``init()`` finds the world itself again.
+    """Let an ``init()`` that gives no rank and no place return ``engine(...)``.
+
+    ``engine`` gets the other arguments by name. Adapters use this for engines that tell a process
+    its world before the program runs. None: ``init()`` finds the world itself again.
     """
     _world.engine = engine
 

@@ -17,12 +17,15 @@ class DaskStore(EngineStore):
         self._name = name
 
     def find(self, key: str) -> bytes | None:
+        """See EngineStore."""
         found = self._client.get_metadata([_ROOT, self._name, key], default=None)
         return found.encode() if isinstance(found, str) else found
 
     def set(self, key: str, value: str | bytes) -> None:
+        """See EngineStore."""
         self._client.set_metadata([_ROOT, self._name, key], value)
 
     def clear(self) -> None:
+        """See EngineStore."""
         # Dask deletes no names: that of the world stays, with nothing in it.
         self._client.set_metadata([_ROOT, self._name], None)

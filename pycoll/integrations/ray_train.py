@@ -12,8 +12,8 @@ from ray.train.backend import Backend, BackendConfig
 
 import pycoll
 from pycoll.comm.world import join_by
-from pycoll.integrations.ray import init
 from pycoll.integrations.ray_store import RayStore
+from pycoll.integrations.ray_world import init
 
 
 @dataclass

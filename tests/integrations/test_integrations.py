@@ -89,7 +89,7 @@ class FakeStore(SimpleNamespace):
 
 
 class FakeClient:
-    """The metadata of a client of Dask, over a dict; it answers texts and bytes as they were set."""
+    """The metadata of a client of Dask, over a dict; texts and bytes come back as they were set."""
 
     def __init__(self) -> None:
         self.data: dict[str, Any] = {}

@@ -100,7 +100,7 @@ def test_slots_are_filled_in_order() -> None:
     hosts = parse_hosts("a:2,b:2,c:2")
     assert place_ranks(hosts, None) == hosts
     assert place_ranks(hosts, 3) == [HostSlots("a", 2), HostSlots("b", 1)]
-    with pytest.raises(pycoll.InvalidArgumentError, match=r"7 ranks do not fit: the hosts have 6 slots \(a:2"):
+    with pytest.raises(pycoll.InvalidArgumentError, match=r"7 ranks do not fit.* 6 slots \(a:2"):
         place_ranks(hosts, 7)
 
 
@@ -115,7 +115,7 @@ def test_servers_take_the_slots_behind_the_ranks() -> None:
     assert placed(None, 3) == [(2, 0), (3, 1), (2, 2)]
     assert placed(1, 1) == [(2, 1)]
     for ranks, servers in ((5, 3), (None, 7)):
-        with pytest.raises(pycoll.InvalidArgumentError, match=rf"and servers={servers} do not fit: the hosts"):
+        with pytest.raises(pycoll.InvalidArgumentError, match=rf"and servers={servers} do not fit"):
             place_ranks(hosts, ranks, servers)
 
 

@@ -37,7 +37,8 @@ class Identity(NamedTuple):
     (``LocalAddress``). ``cores`` are the cores that it may run on, as text (``cores.core_text``).
     The processes of ``quota_group`` together may use ``quota_cores`` cores at a time, 0 for no
     limit. ``verbs`` are its RDMA ports, the preferred ones first, and ``verbs_rails`` is the most
-    rails to a peer that it allows. ``without`` is the reason why it has no ports though its settings name verbs.
+    rails to a peer that it allows. ``without`` is the reason why it has no ports though its
+    settings name verbs.
     ``descriptors`` is how many more files its process may open. ``role`` is what the rank does.
     ``cache`` and ``memory`` name the domains of its cores (``domains.Domains``). ``pycoll`` and
     ``python`` are its versions (``versions.versions``).
