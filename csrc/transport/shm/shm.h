@@ -62,7 +62,8 @@ class ShmTransport final : public Transport, public CoreHints {
   // size, or the system refuses a resource.
   Status attach(int peer, UniqueFd segment, UniqueFd doorbell, UniqueFd liveness, int pid);
 
-  // Chooses the stores that fill memory which a peer reads next (shm_stores.h). Requires: no channel has been used.
+  // Chooses the stores that fill memory which a peer reads next (shm_stores.h). Requires: no
+  // channel has been used.
   void use_stores(shm::StoreKind kind);
 
   std::string_view name() const override { return "shm"; }

@@ -1,5 +1,5 @@
-// The stores that fill memory which a peer reads next: ordinary stores, streaming stores that bypass
-// the caches, or a string instruction.
+// The stores that fill memory which a peer reads next: ordinary stores, streaming stores that
+// bypass the caches, or a string instruction.
 //
 // The peer has read a reused slot buffer last, so an ordinary store first fetches the line from the
 // peer's cache. If that transfer is fast, the peer then finds the data in a near cache. If it is
