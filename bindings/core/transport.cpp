@@ -130,7 +130,7 @@ void bind_shm(py::module_& module) {
           "use_stores",
           [](const ShmHandle& handle, std::string_view kind) {
             const auto& names = transport::shm::kStoreNames;
-            const auto found = std::find(names.begin(), names.end(), kind);
+            const auto* const found = std::find(names.begin(), names.end(), kind);
             if (found == names.end()) throw py::value_error("no such kind of stores");
             handle.shm->use_stores(static_cast<transport::shm::StoreKind>(found - names.begin()));
           },
