@@ -77,7 +77,8 @@ class ReductionError(PycollError):
     """A function of the program, from ``register_op`` or ``Custom``, raised on ``rank``.
 
     Or ``rank`` sent codes of a compressed collective that do not decode. All ranks of the operation
-    raise this error. The result is lost, and the communicator stays usable.
+    raise this error. The result is lost, and the communicator stays usable. Where a device found
+    the codes, the result is NaN; later calls raise this error, since it ends the communicator.
     """
 
 

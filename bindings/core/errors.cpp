@@ -21,6 +21,8 @@ const char* class_name(Code code) {
       return "ClosedError";
     case Code::kTransport:
       return "TransportError";
+    case Code::kReduction:
+      return "ReductionError";
     case Code::kOk:
     case Code::kInterrupted:
       break;

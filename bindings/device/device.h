@@ -48,7 +48,8 @@ std::optional<device::Coding> coding_of(const py::tuple& words);
 // other steps. After its name a tuple has the phase, the address of the codes, and their number:
 //
 //   "count", "tally", "gather"  values, type, rests, masks, work, values of the array
-//   "spread"                    result, values of the array
+//   "check"                     rank of the codes, work, values of the array
+//   "spread"                    result, work, values of the array
 std::optional<device::SparseCoding> sparse_coding_of(const py::tuple& words);
 
 // A native object with threads and a device, which belongs to the process that created it. A forked

@@ -93,6 +93,7 @@ std::optional<device::SparseCoding> sparse_coding_of(const py::tuple& words) {
   constexpr std::pair<const char*, Step> kSteps[] = {{"count", Step::kCount},
                                                      {"tally", Step::kTally},
                                                      {"gather", Step::kGather},
+                                                     {"check", Step::kCheck},
                                                      {"spread", Step::kSpread}};
   const auto kind = words[0].cast<std::string>();
   const auto* found = std::find_if(std::begin(kSteps), std::end(kSteps),
@@ -103,9 +104,14 @@ std::optional<device::SparseCoding> sparse_coding_of(const py::tuple& words) {
   made.phase = words[1].cast<std::uint32_t>();
   made.codes = pointer_of<std::byte>(words[2]);
   made.number = words[3].cast<std::uint64_t>();
-  if (made.step == Step::kSpread) {
-    made.result = pointer_of<float>(words[4]);
-    made.count = words[5].cast<std::uint64_t>();
+  if (made.step == Step::kCheck || made.step == Step::kSpread) {
+    if (made.step == Step::kCheck) {
+      made.rank = words[4].cast<std::uint32_t>();
+    } else {
+      made.result = pointer_of<float>(words[4]);
+    }
+    made.work = pointer_of<std::uint32_t>(words[5]);
+    made.count = words[6].cast<std::uint64_t>();
     return made;
   }
   made.values = pointer_of<const std::byte>(words[4]);

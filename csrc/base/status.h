@@ -22,6 +22,7 @@ enum class Code : std::uint32_t {
   kClosed = 5,           // the communicator was closed
   kTransport = 6,        // the medium failed, but no peer ended
   kInterrupted = 7,      // the caller stopped the wait (Ctrl-C)
+  kReduction = 8,        // a rank sent codes that do not decode
 };
 
 class [[nodiscard]] Status {

@@ -147,7 +147,9 @@ Status Communicator::run(const Job& job, StreamHandle stream, std::uint64_t capt
   };
   Status status = programs_->find(job, {stream, capture != 0, behind}, &prepared);
   if (status.ok()) status = follow(stream, capture);
-  if (status.ok()) status = launch_steps(*options_.gpu, copies.before, stream);
+  // The words begin with those of Control.
+  auto* control = words_memory_.pointer<Control>();
+  if (status.ok()) status = launch_steps(*options_.gpu, copies.before, stream, control);
   if (!status.ok()) return status;
   prepared->captured |= capture != 0;
   Call call{request.input.data, request.output.data};
@@ -168,7 +170,7 @@ Status Communicator::run(const Job& job, StreamHandle stream, std::uint64_t capt
                         "launch " + programs_->name(prepared->program.label));
   // Ranks compare how many collectives they have called.
   if (status.ok() && job.messages == nullptr) options_.host.count(capture != 0);
-  if (status.ok()) status = launch_steps(*options_.gpu, copies.after, stream);
+  if (status.ok()) status = launch_steps(*options_.gpu, copies.after, stream, control);
   return status.ok() ? record(stream, capture) : status;
 }
 

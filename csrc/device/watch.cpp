@@ -9,6 +9,7 @@ namespace pycoll::device {
 namespace {
 
 static_assert(kStopMismatch == static_cast<std::uint32_t>(Code::kMismatch));
+static_assert(kStopReduction == static_cast<std::uint32_t>(Code::kReduction));
 static_assert(static_cast<std::uint32_t>(Code::kOk) == 0, "memory begins as zeros");
 
 // Kernels write the words concurrently.
@@ -76,13 +77,22 @@ std::vector<int> Watch::waited_ranks() const {
 Status Watch::outcome() {
   const auto code = static_cast<Code>(stop());
   if (code == Code::kOk || (!reason_.ok() && code == reason_.code())) return reason_;
+  const std::uint32_t odd = shared(words_.control->odd_peer).load(std::memory_order_relaxed);
+  const int rank = static_cast<int>(odd) - 1;
   if (code == Code::kMismatch) {
-    const std::uint32_t odd = shared(words_.control->odd_peer).load(std::memory_order_relaxed);
-    const int rank = static_cast<int>(odd) - 1;
     reason_ = Status::error(code,
                             operation() + ": rank " + std::to_string(rank) +
                                 " is in another operation, or in this one with another size, "
                                 "type, operation or algorithm; all ranks must call alike",
+                            {rank});
+    return reason_;
+  }
+  if (code == Code::kReduction) {
+    // Later operations may have begun since, so the text names none.
+    reason_ = Status::error(code,
+                            "rank " + std::to_string(rank) +
+                                " sent codes of an array on a device that do not decode: their "
+                                "places do not ascend below the length of the array",
                             {rank});
     return reason_;
   }

@@ -45,8 +45,9 @@ class Watch {
   void give_up(Status reason);
 
   // Call once the kernels have ended. Returns ok, the reason of give_up(), kMismatch naming the
-  // rank whose segment belonged to another operation, or kTimeout naming the ranks that were waited
-  // for. Later operations fail with the same status, since the counters of ports no longer agree.
+  // rank whose segment belonged to another operation, kReduction naming a rank whose codes do not
+  // decode, or kTimeout naming the ranks that were waited for. Later operations fail with the same
+  // status, since the counters of ports no longer agree.
   Status outcome();
   // The text of the operation that began last.
   std::string operation() const;

@@ -279,6 +279,7 @@ class Engine final : public ChannelSource {
   bool hear_from_stream(int peer, const transport::Notice& notice);
   void hear_mismatch(int peer, const transport::Notice& notice);
   void hear_apart(const transport::Notice& notice);
+  void hear_codes(int peer, const transport::Notice& notice);
   bool look_at_order(const std::string& operation);
   void give_up(const Status& status, int culprit, const std::string& detail);
   void post(Code failure, int culprit, const std::string& detail);

@@ -67,6 +67,18 @@ void Engine::hear_apart(const Notice& notice) {
   give_up(order_verdict(apart, options_.names), notice.culprit, detail);
 }
 
+// Kernels of this rank may not have checked the codes yet, and each rank has its own copy of them.
+void Engine::hear_codes(int peer, const Notice& notice) {
+  const int culprit = notice.culprit >= 0 && notice.culprit < size() ? notice.culprit : peer;
+  give_up(Status::error(Code::kReduction,
+                        name_rank(culprit, options_.names) +
+                            " sent codes of an array on a device that do not decode: their places "
+                            "do not ascend below the length of the array; told by " +
+                            name_rank(peer, options_.names),
+                        {culprit}),
+          culprit, detail_of(notice));
+}
+
 void Engine::look_on_stream(const std::string& operation, bool patient) {
   if (!failure_.ok() || closed_) return;
   on_stream_ = operation;

@@ -146,6 +146,9 @@ bool Engine::look_at_notices() {
       case Code::kInvalidArgument:
         hear_refusal(peer, notice);
         return true;
+      case Code::kReduction:
+        hear_codes(peer, notice);
+        return true;
       default:
         hear_loss(peer, notice);
         return true;

@@ -2,8 +2,9 @@
 
 The number of values that a rank sends is known before, and equal on all ranks. So the call is one
 exchange of known length: kernels choose the values of each array; an all_gather of bytes brings the
-codes of all ranks to all ranks; kernels add them up from the first rank to the last one. No rank
-owns a part, and all ranks hold the same bits.
+codes of all ranks to all ranks; kernels check their places, and add them up from the first rank to
+the last one. No rank owns a part, and all ranks hold the same bits. Where places of some rank do
+not ascend below the length of the array, the result is NaN, and the communicator fails.
 
 Each array of a list has codes of its own. Those of a rank lie end to end, so a list takes one
 exchange, and neighbouring steps of one kind share launches.
@@ -103,9 +104,11 @@ class SparseCall(NamedTuple):
         for kind in ("tally", "gather"):
             made.before.extend(_choose(kind, 0, one, sent[0]) for one in places)
         made.after.extend(_cleared(one) for one in places)
-        for rank in range(self.size):
-            codes = arrived[0] + rank * self.stride
-            made.after.extend(_spread(rank, one, codes) for one in places)
+        codes = [arrived[0] + rank * self.stride for rank in range(self.size)]
+        for rank, begin in enumerate(codes):
+            made.after.extend(_check(rank, one, begin) for one in places)
+        for rank, begin in enumerate(codes):
+            made.after.extend(_spread(rank, one, begin) for one in places)
         made.after.extend(
             _finished(one, self.divisor) for one in places if self.divisor or one.array.sums
         )
@@ -133,10 +136,17 @@ def _cleared(place: _Place) -> Copy:
     return ("total", WHOLE_VALUES, 0, 0, place.array.length, 0, DType.FLOAT32, *place.sums, 0)
 
 
+def _check(rank: int, place: _Place, codes: int) -> Copy:
+    """Return the step that checks what a rank has sent. ``codes``: where those of it begin."""
+    array = place.array
+    return ("check", 0, codes + place.offset, array.number, rank, place.work, array.length)
+
+
 def _spread(rank: int, place: _Place, codes: int) -> Copy:
     """Return the step that adds what a rank has sent. ``codes``: where those of the rank begin."""
-    array, sums = place.array, place.sums
-    return ("spread", rank, codes + place.offset, array.number, sums.address, array.length)
+    array, begin = place.array, codes + place.offset
+    address = place.sums.address
+    return ("spread", rank, begin, array.number, address, place.work, array.length)
 
 
 def _finished(place: _Place, divisor: int) -> Copy:

@@ -162,6 +162,29 @@ TEST(a_rank_that_closes_midway_is_named_by_all) {
   }
 }
 
+// A device of one rank finds them; the others may be anywhere else.
+TEST(codes_that_do_not_decode_are_told_to_all) {
+  for (const Fabric fabric : kFabrics) {
+    CommunicatorWorld world(3, fabric);
+    on_threads(ranks_below(3), [&](int rank) {
+      if (rank == 0) {
+        const Status found = Status::error(Code::kReduction, "rank 2 sent wrong codes", {2});
+        expect(world.at(0).fail_on_stream(found, "device all_reduce", 0), Code::kReduction, {2},
+               "the rank that found them");
+        return;
+      }
+      std::vector<Element> data = input_of(rank, 0, 100);
+      const auto request = all_reduce(ring_plan(3, rank), data, data);
+      const Status status = world.at(rank).run(request, kPatience, nullptr);
+      expect(status, Code::kReduction, {2}, "all_reduce");
+      CHECK(status.message().starts_with(
+                "rank 2 sent codes of an array on a device that do not decode: "),
+            "%s", status.message().c_str());
+      expect(world.at(rank).failure(), Code::kReduction, {2}, "afterwards");
+    });
+  }
+}
+
 TEST(an_interrupted_rank_stops_and_is_named_by_the_others) {
   for (const Fabric fabric : kFabrics) {
     CommunicatorWorld world(3, fabric);

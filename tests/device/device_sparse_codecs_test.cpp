@@ -5,7 +5,10 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <deque>
+#include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/prng.h"
@@ -35,10 +38,11 @@ void launch(std::uint32_t blocks, Prng& prng, const std::function<void()>& body)
 }
 
 // Runs steps as one launch of one block or several.
-void run(const std::vector<SparseCoding>& codings, Prng& prng) {
+void run(const std::vector<SparseCoding>& codings, Prng& prng, device::Control* control = nullptr) {
   device::SparseCodings all{};
   for (const SparseCoding& coding : codings) all.each[all.count++] = coding;
   all.blocks = static_cast<std::uint32_t>(1 + prng.below(4));
+  all.control = control;
   launch(all.blocks, prng, [&] { device::run_sparse_codings(all); });
 }
 
@@ -242,7 +246,7 @@ TEST(fields_of_counts_do_not_overflow) {
   coding.count = coding.number = kCount;
   launch(1, prng, [&] {
     if (device::thread() >= device::kWarp) return;
-    device::Section(coding, {kCount, kCount, 1}, 0).run();
+    device::Section(coding, {kCount, kCount, 1}, 0, nullptr).run();
   });
   CHECK(work[device::kKnownWords] == kCount, "%u values", work[device::kKnownWords]);
 }
@@ -257,69 +261,176 @@ TEST(sections_are_few_and_cover_all) {
   }
 }
 
-// Adds up codes of several ranks, as the host folds and spreads them.
-void check_sums(std::size_t count, std::uint32_t ranks, Prng& prng) {
-  const std::size_t number = 1 + prng.below(count);
-  std::vector<std::vector<std::byte>> codes;
-  std::vector<kernels::SparseSpan> spans;
-  for (std::uint32_t rank = 0; rank < ranks; ++rank) {
-    const std::vector<float> values = drawn(count, prng);
-    const kernels::SparseCodes one =
-        kernels::largest_values({.values = values.data(), .count = count},
-                                prng.chance(1, 2) ? number : 1, kernels::Isa::kPortable);
-    const std::size_t bytes = one.places.size() * sizeof(float);
-    codes.emplace_back(2 * bytes);
-    std::memcpy(codes.back().data(), one.places.data(), bytes);
-    std::memcpy(codes.back().data() + bytes, one.values.data(), bytes);
-    spans.push_back({codes.back().data(), codes.back().data() + bytes, one.places.size()});
+// The sum of an array, of which each rank has sent the `number` largest values.
+class Sum {
+ public:
+  Sum(std::size_t count, std::size_t number, std::uint32_t ranks, Prng& prng)
+      : count_(count),
+        work_(device::work_bytes(count) / sizeof(std::uint32_t)),
+        result_(surrounded(std::vector<float>(count))) {
+    for (std::uint32_t rank = 0; rank < ranks; ++rank) {
+      const std::vector<float> values = drawn(count, prng);
+      codes_.push_back(kernels::largest_values({.values = values.data(), .count = count}, number,
+                                               kernels::Isa::kPortable));
+    }
   }
-  kernels::SparseCodes folded;
-  CHECK(kernels::fold_codes(spans, count, 0, &folded), "the host refuses its codes");
-  std::vector<float> expected(count);
-  CHECK(kernels::spread_codes(
-            {reinterpret_cast<const std::byte*>(folded.places.data()),
-             reinterpret_cast<const std::byte*>(folded.values.data()), folded.places.size()},
-            expected.data(), count),
-        "the host refuses its sums");
-  std::vector<float> result = surrounded(std::vector<float>(count));
-  for (std::uint32_t rank = 0; rank < ranks; ++rank) {
-    SparseCoding coding{};
-    coding.step = Step::kSpread;
-    coding.phase = rank;
-    coding.codes = codes[rank].data();
-    coding.number = spans[rank].number;
-    coding.result = result.data() + kAround;
-    coding.count = count;
-    run({coding}, prng);
+
+  Words& places(std::uint32_t rank) { return codes_[rank].places; }
+
+  SparseCoding coding(Step step, std::uint32_t rank) {
+    const kernels::SparseSpan codes = span_of(codes_[rank]);
+    const std::size_t bytes = codes.number * sizeof(float);
+    std::vector<std::byte>& memory = memory_.emplace_back(2 * bytes);
+    std::memcpy(memory.data(), codes.places, bytes);
+    std::memcpy(memory.data() + bytes, codes.values, bytes);
+    SparseCoding made{};
+    made.step = step;
+    made.phase = step == Step::kSpread ? rank : 0;
+    made.codes = memory.data();
+    made.result = result_.data() + kAround;
+    made.work = work_.data();
+    made.count = count_;
+    made.number = codes.number;
+    made.rank = rank;
+    return made;
   }
-  CHECK(alike(result.data() + kAround, expected), "%zu values of %u ranks: other sums", count,
-        ranks);
-  CHECK(is_filler_around(result), "adds to places outside");
+
+  // Returns whether the host accepts the codes. Then the result has the bits of the host; else it
+  // is all NaN.
+  bool check() const {
+    std::vector<kernels::SparseSpan> spans;
+    for (const kernels::SparseCodes& one : codes_) spans.push_back(span_of(one));
+    kernels::SparseCodes folded;
+    const bool is_good = kernels::fold_codes(spans, count_, 0, &folded);
+    std::vector<float> expected(count_, std::nanf(""));
+    if (is_good) {
+      CHECK(kernels::spread_codes(span_of(folded), expected.data(), count_),
+            "the host refuses its sums");
+    }
+    CHECK(alike(result_.data() + kAround, expected),
+          "%zu values of %zu ranks, %s codes: other sums", count_, codes_.size(),
+          is_good ? "right" : "wrong");
+    CHECK(is_filler_around(result_), "stores outside");
+    return is_good;
+  }
+
+ private:
+  static kernels::SparseSpan span_of(const kernels::SparseCodes& codes) {
+    return {reinterpret_cast<const std::byte*>(codes.places.data()),
+            reinterpret_cast<const std::byte*>(codes.values.data()), codes.places.size()};
+  }
+
+  std::size_t count_;
+  std::vector<kernels::SparseCodes> codes_;
+  std::deque<std::vector<std::byte>> memory_;
+  Words work_;
+  std::vector<float> result_;
+};
+
+// Adds up codes of several ranks, as a call with a list does.
+void add_up(std::vector<Sum>& sums, std::uint32_t ranks, device::Control* control, Prng& prng) {
+  std::vector<SparseCoding> steps;
+  for (std::uint32_t rank = 0; rank < ranks; ++rank) {
+    for (Sum& one : sums) steps.push_back(one.coding(Step::kCheck, rank));
+  }
+  run(steps, prng, control);
+  for (std::uint32_t rank = 0; rank < ranks; ++rank) {
+    steps.clear();
+    for (Sum& one : sums) steps.push_back(one.coding(Step::kSpread, rank));
+    run(steps, prng, control);
+  }
 }
 
 TEST(sums_are_those_of_the_host) {
   Prng prng(36);
   for (const std::size_t count : {1, 2, 31, 700, 1601}) {
-    for (std::uint32_t ranks = 1; ranks <= 4; ++ranks) check_sums(count, ranks, prng);
+    for (std::uint32_t ranks = 1; ranks <= 4; ++ranks) {
+      std::vector<Sum> sums;
+      sums.emplace_back(count, 1 + prng.below(count), ranks, prng);
+      sums.emplace_back(count, 1, ranks, prng);
+      device::Control control{};
+      add_up(sums, ranks, &control, prng);
+      for (const Sum& one : sums) CHECK(one.check(), "the host refuses its codes");
+      CHECK(control.stop == 0 && control.odd_peer == 0, "the device refuses right codes");
+    }
   }
 }
 
-// The memory of codes has any bits where an exchange has failed.
-TEST(places_outside_of_the_array_are_left_out) {
+// Changes the places that one rank sends of one of two arrays. Returns whether they are still
+// right. If not, the device names the rank, and the other array has its sum all the same.
+bool check_changed(std::size_t count, std::size_t number, Prng& prng,
+                   const std::function<void(Words& places)>& change) {
+  constexpr std::uint32_t kRanks = 3;
+  std::vector<Sum> sums;
+  for (int i = 0; i < 2; ++i) sums.emplace_back(count, number, kRanks, prng);
+  const auto rank = static_cast<std::uint32_t>(prng.below(kRanks));
+  const std::size_t which = prng.below(2);
+  change(sums[which].places(rank));
+  device::Control control{};
+  add_up(sums, kRanks, &control, prng);
+  CHECK(sums[1 - which].check(), "the host refuses its codes");
+  const bool is_good = sums[which].check();
+  CHECK(control.stop == (is_good ? 0 : device::kStopReduction), "stop is %u", control.stop);
+  CHECK(control.odd_peer == (is_good ? 0 : rank + 1), "%u is odd, not rank %u", control.odd_peer,
+        rank);
+  return is_good;
+}
+
+TEST(places_outside_of_the_array_are_refused) {
   Prng prng(38);
-  const std::uint32_t places[] = {2, 5, 6, 7, 0xffffffffu};
-  std::vector<float> codes(10, 1.5f);
-  std::memcpy(codes.data(), places, sizeof(places));
-  std::vector<float> result = surrounded(std::vector<float>(6));
-  SparseCoding coding{};
-  coding.step = Step::kSpread;
-  coding.codes = reinterpret_cast<std::byte*>(codes.data());
-  coding.number = 5;
-  coding.count = 6;
-  coding.result = result.data() + kAround;
-  run({coding}, prng);
-  CHECK(alike(result.data() + kAround, {0, 0, 1.5f, 0, 0, 1.5f}), "other values");
-  CHECK(is_filler_around(result), "stores outside");
+  for (const std::size_t count : {1, 2, 31, 700, 1601}) {
+    for (const std::uint32_t place :
+         {static_cast<std::uint32_t>(count), 0x80000000u, 0xffffffffu}) {
+      const bool is_good = check_changed(count, (count + 1) / 2, prng,
+                                         [&](Words& places) { places.back() = place; });
+      CHECK(!is_good, "place %u of %zu is accepted", place, count);
+    }
+  }
+}
+
+// Wherever the pair of places is: in one round of a warp or in two, in one section or in two.
+TEST(places_that_repeat_or_descend_are_refused) {
+  Prng prng(39);
+  constexpr std::size_t kCount = 2 * device::kSectionMin + 100;
+  for (const std::size_t at :
+       {std::size_t{1}, std::size_t{31}, std::size_t{32}, std::size_t{33}, device::kSectionMin - 1,
+        device::kSectionMin, device::kSectionMin + 1, 2 * device::kSectionMin, kCount - 1}) {
+    for (const bool repeats : {false, true}) {
+      const bool is_good = check_changed(kCount, kCount, prng, [&](Words& places) {
+        std::swap(places[at - 1], places[at]);
+        if (repeats) places[at - 1] = places[at];
+      });
+      CHECK(!is_good, "place number %zu is accepted", at);
+    }
+  }
+}
+
+// Half of these changes leave places that ascend.
+TEST(the_device_refuses_what_the_host_refuses) {
+  Prng prng(40);
+  int good = 0;
+  constexpr int kRounds = 200;
+  for (int round = 0; round < kRounds; ++round) {
+    const std::size_t count = 4 + prng.below(60);
+    good += check_changed(count, 2 + prng.below(3), prng, [&](Words& places) {
+      places[prng.below(places.size())] = static_cast<std::uint32_t>(prng.below(count + 2));
+    });
+  }
+  CHECK(good > kRounds / 10 && good < kRounds * 9 / 10, "%d of %d are right", good, kRounds);
+}
+
+// The memory of codes has any bits where an exchange was stopped, for a reason that is told.
+TEST(the_first_failure_stays) {
+  Prng prng(41);
+  std::vector<Sum> sums;
+  sums.emplace_back(6, 3, 1, prng);
+  sums[0].places(0) = {5, 6, 0xffffffffu};
+  device::Control control{};
+  control.stop = device::kStopMismatch;
+  control.odd_peer = 5;
+  add_up(sums, 1, &control, prng);
+  CHECK(!sums[0].check(), "wrong codes are accepted");
+  CHECK(control.stop == device::kStopMismatch && control.odd_peer == 5, "another failure is told");
 }
 
 // A total of no rows is zero: calls begin sums with it.

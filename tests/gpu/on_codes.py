@@ -7,7 +7,8 @@ them in NumPy, and for TopK the functions below.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import coded_sums
@@ -19,6 +20,7 @@ from harness import ThreadWorld, fresh_world
 
 import pycoll
 from pycoll.compress import BF16, FP8, Block, Feedback, PowerSGD, RandomK, Sign, Threshold, TopK
+from pycoll.device.sparse_rounds import SparseCall
 from pycoll.tools.bench import cuda
 from pycoll.tools.bench.cuda import Stream, array
 
@@ -624,4 +626,114 @@ def test_ranks_with_different_densities_are_a_mismatch() -> None:
         assert isinstance(error, pycoll.MismatchError), error
 
     ranks_of(made, run)
+    made.close()
+
+
+@pytest.fixture
+def spoils(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Has the ``places`` that calls of a thread send, or receive from ``sender`` if it is set."""
+    mine, right = threading.local(), SparseCall.rounds
+
+    def rounds(call: SparseCall, ends: Any, scratch: int) -> Any:
+        (made,) = right(call, ends, scratch)
+        sender = getattr(mine, "sender", None)
+        begin = made.source[0] if sender is None else made.target[0] + sender * call.stride
+        steps = [
+            ("fill", begin + 4 * at, 4, 1, place.to_bytes(4, "little"))
+            for at, place in enumerate(getattr(mine, "places", []))
+        ]
+        if sender is None:
+            made.before.extend(steps)
+        else:
+            made.after[:0] = steps
+        return [made]
+
+    monkeypatch.setattr(SparseCall, "rounds", rounds)
+    return mine
+
+
+def refusal_of(comm: pycoll.Communicator, call: Callable[[], Any], sender: int) -> bool:
+    """Check what a call raises at last. Return whether kernels of this rank have found it.
+
+    They may have been stopped before, if another rank was first.
+    """
+    error = failure_of(call)
+    assert isinstance(error, pycoll.ReductionError), error
+    assert (error.rank, error.ranks) == (sender, (sender,))
+    text = f"rank {sender} sent codes of an array on a device that do not decode: their places do "
+    assert text in str(error).replace(f" ({comm.names[sender]})", "")
+    again = failure_of(lambda: comm.all_reduce(array(np.ones(3, np.float32))))
+    assert isinstance(again, pycoll.ReductionError), again
+    return "told by" not in str(error)
+
+
+@pytest.mark.parametrize(
+    ("places", "async_op"),
+    [([0, 1, 300], False), ([0, 2**32 - 1, 2], True), ([5, 5, 9], True), ([7, 6, 8], False)],
+)
+def test_wrong_places_of_a_rank_are_found_by_all(
+    spoils: Any, places: list[int], async_op: bool
+) -> None:
+    """The result is NaN, so that it shows also where no call follows."""
+    made, codec = fresh_world(2), TopK(0.01)
+
+    def run(comm: pycoll.Communicator) -> bool:
+        x, out = array(values(comm.rank, 300)), array(np.zeros(300, np.float32))
+        comm.all_reduce(x, compress=codec)
+        if comm.rank == 1:
+            spoils.places = places
+        work = comm.all_reduce(x, "avg", out=out, compress=codec, async_op=async_op)
+        is_own = refusal_of(comm, work.synchronize if async_op else comm.barrier, 1)
+        assert np.isnan(out.get()).all() or not is_own
+        return is_own
+
+    assert any(ranks_of(made, run))
+    made.close()
+
+
+def test_places_that_one_rank_finds_wrong_are_told_to_all(spoils: Any) -> None:
+    """Of a list, the array of these places is NaN, and no other one."""
+    made, codec = fresh_world(SIZE), TopK(0.1)
+    expected = top_k_sum(given(65), 0.1)
+
+    def run(comm: pycoll.Communicator) -> None:
+        halves = (values(comm.rank, 30) / 1024).astype(np.float16)
+        xs = [array(halves), array(values(comm.rank, 65))]
+        comm.all_reduce(xs, compress=codec)
+        if comm.rank == 0:
+            spoils.sender, spoils.places = 2, [4, 3, 2]
+        first, second = comm.all_reduce(xs, compress=codec)
+        is_own = refusal_of(comm, comm.barrier, 2)
+        if comm.rank == 0:
+            assert is_own
+            assert np.isnan(first.get()).all()
+            assert coded_sums.same(second.get(), expected)
+        else:
+            assert not is_own
+
+    ranks_of(made, run)
+    made.close()
+
+
+def test_wrong_places_in_a_graph_are_found(spoils: Any) -> None:
+    made, codec = fresh_world(2), TopK(0.01)
+
+    def run(comm: pycoll.Communicator) -> bool:
+        stream = cuda.current()
+        assert stream is not None
+        x, out = array(values(comm.rank, 300)), array(np.zeros(300, np.float32))
+        comm.all_reduce(x, out=out, compress=codec)
+        assert not np.isnan(out.get()).any()
+        if comm.rank == 1:
+            spoils.places = [5, 5, 9]
+        comm.barrier()  # no rank may wait for its device while another one captures
+        with stream.capture() as graph:
+            comm.all_reduce(x, out=out, compress=codec)
+        comm.barrier()
+        graph.launch()
+        is_own = refusal_of(comm, comm.barrier, 1)
+        assert np.isnan(out.get()).all() or not is_own
+        return is_own
+
+    assert any(ranks_of(made, run))
     made.close()

@@ -95,11 +95,13 @@ bool joins(const Group& codings, const Kind* coding) {
 }  // namespace
 
 // Neighbouring codings of one kind and phase share launches.
-Status launch_steps(const Gpu& gpu, const std::vector<LocalStep>& steps, StreamHandle stream) {
+Status launch_steps(const Gpu& gpu, const std::vector<LocalStep>& steps, StreamHandle stream,
+                    Control* control) {
   Status status;
   if (steps.empty()) return status;
   Codings codings{};
   SparseCodings sparse{};
+  sparse.control = control;
   const auto flush = [&] {
     if (status.ok()) status = launch_codings(gpu, gpu.coder(), codings, stream);
     if (status.ok()) status = launch_codings(gpu, gpu.sparse_coder(), sparse, stream);

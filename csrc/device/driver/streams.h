@@ -35,8 +35,9 @@ Status check_context(const Gpu& gpu, StreamHandle stream);
 // The id of the capture that the stream is in, else 0. kInvalidArgument where that capture has
 // failed already.
 Status capture_of(const Gpu& gpu, StreamHandle stream, std::uint64_t* capture);
-// Puts the steps at the end of the stream.
-Status launch_steps(const Gpu& gpu, const std::vector<LocalStep>& steps, StreamHandle stream);
+// Puts the steps at the end of the stream. Steps that check codes need the communicator's words.
+Status launch_steps(const Gpu& gpu, const std::vector<LocalStep>& steps, StreamHandle stream,
+                    Control* control = nullptr);
 
 // kInvalidArgument for a stream of another device, and for a captured one: host staging cannot be
 // captured.

@@ -89,9 +89,11 @@ struct Port {
   std::uint32_t reserved;
 };
 
-// Value of Control::stop when a kernel found a segment of another operation. It is the number of
-// Code::kMismatch, since kernels do not see Status.
+// Values of Control::stop that kernels write: when one found a segment of another operation, and
+// when one found codes that do not decode. They are the numbers of Code::kMismatch and
+// Code::kReduction, since kernels do not see Status.
 inline constexpr std::uint32_t kStopMismatch = 2;
+inline constexpr std::uint32_t kStopReduction = 8;
 
 // Words that host and kernels share while kernels run, in memory that both reach. One word per rank
 // follows, which is nonzero if a wait for that rank was given up. Then follows one word per block,
@@ -100,7 +102,7 @@ inline constexpr std::uint32_t kStopMismatch = 2;
 // as well.
 struct Control {
   std::uint32_t stop;  // a Code; once it is not kOk, all waits end and kernels write nothing more
-  std::uint32_t odd_peer;  // 1 + the rank whose segment belongs to another operation; 0 for none
+  std::uint32_t odd_peer;  // 1 + the rank that sent what a kernel stopped for; 0 for none
   std::uint32_t label;     // of the program that began last
   std::uint32_t reserved;
 };

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "base/types.h"
+#include "device/kernels/program.h"
 
 namespace pycoll::device {
 
@@ -23,12 +24,19 @@ namespace pycoll::device {
 //   kGather  writes the codes of the `number` largest values; of equal keys the first ones are
 //            chosen. Rests and masks become 0 at the chosen places.
 //
-//   kSpread  adds the values of codes to `result`; in phase 0 it replaces the values there.
+// Codes of other ranks are not trusted. Their places must ascend, and lie in the array:
+//
+//   kCheck   marks the array in `work` where they do not, and ends the communicator with
+//            kStopReduction, which names `rank`. Codes of all ranks may share a launch.
+//   kSpread  adds the values of codes to `result`; in phase 0 it replaces the values there. Where
+//            kCheck has marked the array, phase 0 makes all of `result` NaN, and later phases do
+//            nothing: no value of such codes has a place. Requires: kCheck has run on the codes of
+//            all ranks, and they have not changed since.
 //
 // Values of 16 bits are widened, which is exact. NaN becomes the canonical one. All other bits are
 // those of the host.
 struct SparseCoding {
-  enum class Step : std::uint32_t { kCount = 0, kTally = 1, kGather = 2, kSpread = 3 };
+  enum class Step : std::uint32_t { kCount = 0, kTally = 1, kGather = 2, kCheck = 3, kSpread = 4 };
   Step step;
   std::uint32_t phase;
   std::byte* codes;         // at a multiple of 4 bytes
@@ -40,15 +48,18 @@ struct SparseCoding {
   std::uint64_t count;      // of the array; below kSparseCountMax
   std::uint64_t number;     // from 1 to `count`
   DType values_type;        // float32, float16 or bfloat16
+  std::uint32_t rank;       // of kCheck: that sent the codes
 };
 inline constexpr std::uint64_t kSparseCountMax = std::uint64_t{1} << 32;
 
-// The steps of one launch. None of them reads what another one writes.
+// The steps of one launch. None of them reads what another one writes; those of kCheck add to one
+// word of an array.
 inline constexpr std::uint32_t kSparseCodingsMax = 32;
 struct SparseCodings {
   SparseCoding each[kSparseCodingsMax];  // entries from `count` on are not read
   std::uint32_t count;
   std::uint32_t blocks;  // of the launch
+  Control* control;      // of the communicator; kCheck alone accesses it
 };
 static_assert(sizeof(SparseCodings) <= 4096);  // launch parameters may have so many bytes
 
@@ -74,15 +85,20 @@ inline constexpr Sections sections_of(std::uint64_t items) {
   return {items, length, (items + length - 1) / length};
 }
 inline constexpr Sections sections_of(const SparseCoding& coding) {
-  return sections_of(coding.step == SparseCoding::Step::kSpread ? coding.number : coding.count);
+  const bool reads_codes =
+      coding.step == SparseCoding::Step::kCheck || coding.step == SparseCoding::Step::kSpread;
+  return sections_of(reads_codes ? coding.number : coding.count);
 }
 
 // `work` has, in words of 4 bytes: for each phase the part of the bound that is known before it;
-// for each phase the numbers of values by digit; and two tallies for each section.
+// for each phase the numbers of values by digit; the number of sections of codes, of all ranks, in
+// which kCheck has found wrong places; and two tallies for each section.
 inline constexpr std::uint64_t kKnownWords = 2 * kKeyDigits;
 inline constexpr std::uint64_t kCountWords = kDigits * kKeyDigits;
+inline constexpr std::uint64_t kWrongWords = 1;
 inline constexpr std::uint64_t work_bytes(std::uint64_t count) {
-  return sizeof(std::uint32_t) * (kKnownWords + kCountWords + 2 * sections_of(count).number);
+  return sizeof(std::uint32_t) *
+         (kKnownWords + kCountWords + kWrongWords + 2 * sections_of(count).number);
 }
 
 // The warps that have something to do: one for each section.

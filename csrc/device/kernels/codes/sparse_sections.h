@@ -69,8 +69,13 @@ struct Bound {
 // 32nd quad of the section.
 class Section {
  public:
-  PYCOLL_DEVICE Section(const SparseCoding& coding, const Sections& sections, std::uint64_t number)
-      : coding_(coding), lane_(thread() % kWarp), number_(number) {
+  PYCOLL_DEVICE Section(const SparseCoding& coding, const Sections& sections, std::uint64_t number,
+                        Control* control)
+      : coding_(coding),
+        control_(control),
+        lane_(thread() % kWarp),
+        number_(number),
+        sections_(sections.number) {
     begin_ = number * sections.length;
     end_ = sections.items - begin_ < sections.length ? sections.items : begin_ + sections.length;
   }
@@ -83,6 +88,8 @@ class Section {
         return tally();
       case SparseCoding::Step::kGather:
         return gather();
+      case SparseCoding::Step::kCheck:
+        return check();
       case SparseCoding::Step::kSpread:
         return spread();
     }
@@ -104,8 +111,9 @@ class Section {
   PYCOLL_DEVICE std::uint32_t* counts(std::uint32_t phase) const {
     return coding_.work + kKnownWords + std::uint64_t{kDigits} * phase;
   }
+  PYCOLL_DEVICE std::uint32_t* wrong() const { return coding_.work + kKnownWords + kCountWords; }
   PYCOLL_DEVICE std::uint32_t* tallies(std::uint64_t section) const {
-    return coding_.work + kKnownWords + kCountWords + 2 * section;
+    return coding_.work + kKnownWords + kCountWords + kWrongWords + 2 * section;
   }
 
   // The part of the bound that phases before `phase` have found.
@@ -286,23 +294,54 @@ class Section {
     return reinterpret_cast<float*>(coding_.codes) + coding_.number;
   }
 
-  // The memory of codes may hold anything after an exchange that failed: places outside of the
-  // array are left out.
-  PYCOLL_DEVICE void spread() const {
+  // Places of different threads and sections ascend if each one exceeds the one before it.
+  PYCOLL_DEVICE void check() const {
+    bool is_wrong = false;
     PYCOLL_NO_UNROLL
     for (std::uint64_t at = begin_ + lane_; at < end_; at += kWarp) {
       const std::uint32_t place = load(places() + at);
-      if (place >= coding_.count) continue;
+      is_wrong |= place >= coding_.count || (at != 0 && load(places() + at - 1) >= place);
+    }
+    if (warp_any(is_wrong) && lane_ == 0) refuse();
+  }
+
+  // The memory of codes has any bits after an exchange that was stopped, which has told why: its
+  // failure stays. The fence puts the rank in front of the word that the host looks at.
+  PYCOLL_DEVICE void refuse() const {
+    add_relaxed(wrong(), 1);
+    if (load_relaxed(&control_->stop) != 0) return;
+    store_relaxed(&control_->odd_peer, coding_.rank + 1);
+    fence();
+    store_relaxed(&control_->stop, kStopReduction);
+  }
+
+  PYCOLL_DEVICE void spread() const {
+    if (load(wrong()) != 0) {
+      if (coding_.phase == 0) spoil();
+      return;
+    }
+    PYCOLL_NO_UNROLL
+    for (std::uint64_t at = begin_ + lane_; at < end_; at += kWarp) {
       float value = load(chosen() + at);
-      float* to = coding_.result + place;
+      float* to = coding_.result + load(places() + at);
       if (coding_.phase != 0) value = load(to) + value;
       store(to, Real<float>::encode(value));
     }
   }
 
+  // The warps of all sections share the values of the result.
+  PYCOLL_DEVICE void spoil() const {
+    PYCOLL_NO_UNROLL
+    for (std::uint64_t at = number_ * kWarp + lane_; at < coding_.count; at += sections_ * kWarp) {
+      store(coding_.result + at, quiet_nan<float>());
+    }
+  }
+
   const SparseCoding& coding_;
+  Control* const control_;
   const std::uint32_t lane_;
   const std::uint64_t number_;
+  const std::uint64_t sections_;
   std::uint64_t begin_ = 0;
   std::uint64_t end_ = 0;
 };
@@ -317,7 +356,7 @@ PYCOLL_DEVICE void run_sparse_codings(const SparseCodings& codings) {
     const Sections sections = sections_of(codings.each[at]);
     PYCOLL_NO_UNROLL
     for (; number < sections.number; number += step) {
-      Section(codings.each[at], sections, number).run();
+      Section(codings.each[at], sections, number, codings.control).run();
     }
     number -= sections.number;
   }
