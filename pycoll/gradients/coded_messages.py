@@ -15,6 +15,8 @@ without a codec, its part is a debt: it is added to the gradients of the next st
 
 Gradients may be on a device, with a codec that all messages have. There each gradient of a message
 has codes of its own, and residuals stay on the device from step to step (docs/gpu.md).
+
+The last Q of PowerSGD belongs to a gradient. The messages of a new plan go on with it.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ import itertools
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -38,6 +40,18 @@ Array = Any
 #: The version of the form in checkpoints.
 FORM = 1
 _FLOAT_BYTES = 4
+
+
+class Kept(NamedTuple):
+    """What codecs keep from step to step, by the number of the entry.
+
+    ``residuals``: what this rank has left out of each gradient. ``factors``: the last Q of PowerSGD
+    of each matrix, equal on all ranks. ``step``: the number of steps, from which codecs draw.
+    """
+
+    residuals: Mapping[int, Array]
+    factors: Mapping[int, Array]
+    step: int
 
 
 class CodedMessages:
@@ -58,6 +72,8 @@ class CodedMessages:
         self._debt: Array = None
         self._debtors: set[int] = set()
         self._feedbacks: dict[int, Feedback] = {}
+        #: The last Q of PowerSGD by entry; that of the current plan is in its Feedback.
+        self._factors: dict[int, Array] = {}
 
     def follow(self, layout: Layout, step: int) -> None:
         """Take up a new layout. ``step``: the number of steps so far, from which codecs draw."""
@@ -74,6 +90,7 @@ class CodedMessages:
                 feedback.step = step
                 for number, part in enumerate(self._parts(place)):
                     feedback.adopt(part[1], number)
+                self._hand_out(place)
         self._owe(owed)
 
     def residuals(self) -> dict[int, Array]:
@@ -89,13 +106,24 @@ class CodedMessages:
                 found[number] += self._debt[place]
         return found
 
-    def load(self, residuals: Mapping[int, Array]) -> None:
-        """Forget all residuals, and add these to the gradients of the next step."""
+    def kept(self, step: int) -> Kept:
+        """Copies of all that a checkpoint of this rank holds after ``step`` steps."""
+        residuals = self.residuals()
+        factors = {number: np.array(one) for number, one in self._factors.items()}
+        return Kept(residuals, factors, step)
+
+    def load(self, kept: Kept) -> None:
+        """Forget all that is kept, go on with this, and add its residuals to the next gradients."""
         if self._residual is not None:
             self._collect()
             self._residual[...] = 0
             self._debt = None
-            self._owe(residuals)
+            self._owe(kept.residuals)
+            self._factors = dict(kept.factors)
+            for place, feedback in self._feedbacks.items():
+                feedback.step = kept.step
+                feedback.forget(factors=True)
+                self._hand_out(place)
 
     def sends(self, place: int) -> bool:
         """Whether a message travels as codes; adds debts to it first."""
@@ -126,13 +154,23 @@ class CodedMessages:
         return _Mean(work, whole if self.is_on_device else np.asarray(whole), self._comm.size)
 
     def _collect(self) -> None:
-        """Move residuals that a Feedback keeps elsewhere into the one array."""
+        """Move residuals that a Feedback keeps elsewhere into the one array, and note each Q."""
         for place, feedback in self._feedbacks.items():
             for number, (_, residual) in enumerate(self._parts(place)):
                 kept = feedback.memory(residual.shape, number)
                 if kept is not residual:
                     residual[...] = kept
                     feedback.adopt(residual, number)
+            for number, entry in enumerate(self._singles(place)):
+                q = feedback.factor(number)
+                if q is not None:
+                    self._factors[entry] = q
+
+    def _hand_out(self, place: int) -> None:
+        """Give the Feedback of a message the last Q of each of its matrices."""
+        for number, entry in enumerate(self._singles(place)):
+            if entry in self._factors:
+                self._feedbacks[place].keep_factor(self._factors[entry], number)
 
     def _parts(self, place: int) -> Iterator[tuple[Any, Array]]:
         """The arrays of a message as its codec takes them, each with its residual.
@@ -143,26 +181,35 @@ class CodedMessages:
         """
         layout = self._layout
         assert layout is not None
-        message, span = layout.comm_plan.messages[place], layout.spans[place]
+        span = layout.spans[place]
         if self.is_on_device:
-            for number, piece in zip(layout.members[place], message.pieces, strict=True):
+            pieces = layout.comm_plan.messages[place].pieces
+            for number, piece in zip(layout.members[place], pieces, strict=True):
                 begin = layout.starts[number] + piece.start // _FLOAT_BYTES
                 end = begin + piece.nbytes // _FLOAT_BYTES
                 memory = span.whole[begin - span.begin : end - span.begin]
                 yield memory, self._residual[begin:end]
             return
-        shapes = [self._entries[number].shape for number in layout.members[place]]
-        is_whole = all(
-            piece.nbytes == 4 * prod(shape)
-            for piece, shape in zip(message.pieces, shapes, strict=True)
-        )
-        numbers = [n for n in layout.members[place] if prod(self._entries[n].shape)]
-        if self._ways[message.architecture].native() is not None or not is_whole or not numbers:
+        numbers = self._singles(place)
+        if not numbers:
             yield span.whole, self._residual[span.begin : span.begin + len(span.whole)]
-            return
         for number in numbers:
             residual = self._residual[self._place_of(number)]
             yield layout.views[number], residual.reshape(self._entries[number].shape)
+
+    def _singles(self, place: int) -> list[int]:
+        """The gradients of a message that its codec takes by their shapes, one array each."""
+        layout = self._layout
+        assert layout is not None
+        message = layout.comm_plan.messages[place]
+        if self.is_on_device or self._ways[message.architecture].native() is not None:
+            return []
+        members = layout.members[place]
+        shapes = [self._entries[number].shape for number in members]
+        pairs = zip(message.pieces, shapes, strict=True)
+        if any(piece.nbytes != 4 * prod(shape) for piece, shape in pairs):
+            return []
+        return [number for number in members if prod(self._entries[number].shape)]
 
     def _place_of(self, number: int) -> slice:
         assert self._layout is not None
@@ -227,13 +274,19 @@ class _Mean:
                 self._memory /= self._size
 
 
-def saved(residuals: Mapping[int, Array], entries: Sequence[Entry]) -> dict[str, Any]:
-    """The state of a checkpoint: residuals by the names of entries."""
-    return {"form": FORM, "residuals": {entries[n].name: one for n, one in residuals.items()}}
+def saved(kept: Kept, entries: Sequence[Entry]) -> dict[str, Any]:
+    """The state of a checkpoint: residuals and Q by the names of entries, and the step."""
+    by_name = {
+        field: {entries[n].name: one for n, one in arrays.items()}
+        for field, arrays in (("residuals", kept.residuals), ("factors", kept.factors))
+    }
+    return {"form": FORM, "step": kept.step, **by_name}
 
 
-def loaded(state: Any, entries: Sequence[Entry]) -> dict[int, Array]:
-    """The residuals of a state that ``saved`` made, by number.
+def loaded(state: Any, entries: Sequence[Entry]) -> Kept:
+    """What a state that ``saved`` made holds, in arrays of its own.
+
+    A state of an earlier version has residuals only.
 
     Raises InvalidArgumentError for another form, and for entries that are not these.
     """
@@ -243,7 +296,7 @@ def loaded(state: Any, entries: Sequence[Entry]) -> dict[int, Array]:
             "Scheduler.state_dict() returns"
         )
     numbers = {entry.name: number for number, entry in enumerate(entries)}
-    found = {}
+    residuals = {}
     for name, values in state["residuals"].items():
         number = numbers.get(name)
         array = np.asarray(values, np.float32).reshape(-1)
@@ -251,5 +304,10 @@ def loaded(state: Any, entries: Sequence[Entry]) -> dict[int, Array]:
             raise InvalidArgumentError(
                 f"the saved state has {len(array)} values of {name!r}, and no entry is like that"
             )
-        found[number] = array.copy()
-    return found
+        residuals[number] = array.copy()
+    factors = {
+        numbers[name]: np.array(values, np.float32)
+        for name, values in state.get("factors", {}).items()
+        if name in numbers
+    }
+    return Kept(residuals, factors, int(state.get("step", 0)))

@@ -297,24 +297,32 @@ class Scheduler:
             self._ready, self._timed = False, []
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what codecs left out of each gradient, for a checkpoint of this rank.
+        """Return what codecs keep from step to step, for a checkpoint of this rank.
 
-        It is a dict of numbers and copies of arrays, by the names of entries. Raises
+        That is what they left out of each gradient, the last Q of PowerSGD, and the step from which
+        codecs draw: a dict of numbers and copies of arrays, by the names of entries. Raises
         InvalidArgumentError within a step.
         """
         if self._open:
             raise InvalidArgumentError("state_dict() within a step: wait() ends it")
-        return saved(self._coded.residuals(), self._entries)
+        return saved(self._coded.kept(self._steps), self._entries)
 
     def load_state_dict(self, state: Any) -> None:
-        """Add what a ``state_dict`` holds to the gradients of the next step.
+        """Go on from a ``state_dict``: add what was left out to the gradients of the next step.
 
-        Without ``compress`` it is ignored. Errors: InvalidArgumentError within a step, and for
+        All ranks load a state of the same step, each its own, or all ranks load none. Without
+        ``compress`` it is ignored. Errors: InvalidArgumentError within a step, and for
         another form or other entries.
         """
         if self._open:
             raise InvalidArgumentError("load_state_dict() within a step: wait() ends it")
-        self._coded.load(loaded(state, self._entries))
+        kept = loaded(state, self._entries)
+        if not self._codecs.ways:
+            return
+        self._coded.load(kept)
+        # The steps until codecs are chosen anew stay as many as on the other ranks.
+        self._settled_at += kept.step - self._steps
+        self._steps = kept.step
 
     def explain(self) -> str:
         """Describe the messages of a step, and why the policy cuts them so, in a few lines."""

@@ -7,6 +7,7 @@ plus what is left has to equal the gradients exactly.
 from __future__ import annotations
 
 import itertools
+import pickle
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -168,6 +169,53 @@ def test_what_is_left_out_is_sent_later(codec: Codec) -> None:
             assert any(one.any() for one in left(other))
             sums.run(other, 1)
             assert not any(one.any() for one in left(other)), "timed steps go whole"
+
+    ran(2, every)
+
+
+@pytest.mark.parametrize("codec", [TopK(0.05), RandomK(0.1, 5), PowerSGD(2), INT8], ids=repr)
+def test_a_restart_goes_on_bit_by_bit(codec: Codec) -> None:
+    """By wfbp, whose bits do not depend on the plan: residuals, Q and draws go on."""
+
+    def every(comm: pycoll.Communicator) -> None:
+        words: dict[str, Any] = {"policy": "wfbp", "compress": codec}
+        usual, steps = made(comm, **words), TIMED_STEPS + 6
+        wanted = [stepped(usual, comm.rank, step) for step in range(steps)]
+        for stop in (1, TIMED_STEPS, TIMED_STEPS + 2):
+            first, second = made(comm, **words), made(comm, **words)
+            found = [stepped(first, comm.rank, step) for step in range(stop)]
+            state = pickle.loads(pickle.dumps(first.state_dict()))
+            assert state["step"] == stop
+            assert sorted(state["factors"]) == (
+                ["head.weight", "stem"] if codec == PowerSGD(2) else []
+            )
+            second.load_state_dict(state)
+            found += [stepped(second, comm.rank, step) for step in range(stop, steps)]
+            for step, (one, other) in enumerate(zip(found, wanted, strict=True)):
+                pairs = zip(one, other, strict=True)
+                assert all(np.array_equal(a, b) for a, b in pairs), (stop, step)
+            assert second.state_dict()["step"] == steps
+
+    ran(2, every)
+
+
+def test_a_new_plan_goes_on_with_q() -> None:
+    """Also a plan in whose messages the matrix has another place."""
+
+    def every(comm: pycoll.Communicator) -> None:
+        scheduler = made(comm, policy="bsp", compress=PowerSGD(2))
+        other = made(comm, policy="wfbp", compress=PowerSGD(2))
+        for step in range(2):
+            stepped(scheduler, comm.rank, step)
+        state = scheduler.state_dict()
+        other.load_state_dict(state)
+        kept = other.state_dict()["factors"]
+        assert kept.keys() == state["factors"].keys() != set()
+        assert all(np.array_equal(one, kept[name]) for name, one in state["factors"].items())
+        old = {"form": 1, "residuals": state["residuals"]}
+        other.load_state_dict(old)
+        found = other.state_dict()
+        assert (found["step"], found["factors"]) == (0, {}), "a state of an earlier version"
 
     ran(2, every)
 
