@@ -21,7 +21,8 @@ from pycoll.torch.horovod.process_sets import ProcessSet, global_process_set
 from pycoll.torch.horovod.scaled_ops import Adasum, Average, ReduceOp, Sum, checked
 from pycoll.torch.memory.compiling import is_compiled
 from pycoll.torch.memory.deferred_step import Overlap
-from pycoll.torch.optimizers.gradients import Gradients, Parameters, Settings
+from pycoll.torch.optimizers.coded_state import Parameters
+from pycoll.torch.optimizers.gradients import Gradients, Settings
 from pycoll.torch.optimizers.policy_gradients import ScheduledGradients
 from pycoll.torch.optimizers.wrapped_optimizers import (
     AdasumWrapped,
@@ -66,8 +67,8 @@ def DistributedOptimizer(  # noqa: N802  # the name that programs use
         ``compression``: a compressor of ``Compression``, applied to each gradient for the transfer,
             or a codec of ``pycoll.compress``. A codec has feedback for each gradient or group; the
             gradients are in host memory, and float32 for codecs that keep every element. With a
-            policy they are float32 for all codecs; a ``pycoll.compress.Auto``, or "auto", then
-            picks a codec or none for each message.
+            policy they are float32 for all codecs. A ``pycoll.compress.Auto``, or "auto", picks a
+            codec or none for each message; without a policy it implies ``policy="auto"``.
         ``backward_passes_per_step``: the number of backward passes that add to a gradient before
             it is reduced.
         ``op``: Average, Sum, Adasum, Min, Max or Product. With Adasum, each rank steps by its own
@@ -107,14 +108,15 @@ def DistributedOptimizer(  # noqa: N802  # the name that programs use
     ``set_backward_passes_per_step(n)``; with a consistency also ``store``. Use its own
     ``add_param_group`` for parameters that need gradients later: ``step()`` raises ValueError for a
     gradient that no rank reduces. Save its ``state_dict()``; the optimizer itself cannot be
-    pickled.
+    pickled. With a codec each rank saves its own: the entry "compression" has what this rank has
+    left out of gradients, by the names of parameters. A state without it begins without residuals.
 
     Errors: ValueError for these arguments:
         * parameters without a name or with equal names, and invalid groups;
         * fewer than one backward pass, and a predivide factor without Average;
         * an unknown policy, and a policy with groups, Adasum or parameters on a device;
         * a codec with an op other than Average and Sum; with a policy also the policy dear, the
-          architecture "ps" and parameters that are not float32; ``Auto`` without a policy;
+          architecture "ps" and parameters that are not float32;
         * an unknown architecture, and an architecture without a policy or a consistency;
         * an unknown consistency, one without architecture="ps", and one other than the store's;
         * a consistency in a job without servers;
@@ -168,9 +170,11 @@ def DistributedOptimizer(  # noqa: N802  # the name that programs use
         names, given = _named(optimizer, named_parameters)
         wrapped = stored_optimizer(optimizer, names, settings, agreed, store)
     else:
+        if policy is None and isinstance(codec, Auto):
+            policy = AUTO  # the scheduler of a policy picks codecs
         policy, architecture = _method(policy, architecture)
         settings = settings._replace(architecture=architecture)
-        _check_codec(codec, reduction, policy)
+        _check_codec(codec, reduction)
         if policy is not None and (groups is not None or reduction == Adasum):
             what = "groups" if groups is not None else "op=Adasum"
             raise ValueError(f"policy is {policy} and there is {what}: they exclude each other")
@@ -248,17 +252,12 @@ def _compression(given: Any) -> tuple[Compressor, Codec | Auto | None]:
     if not hasattr(codec, "decompress"):
         raise ValueError(
             f"compression is {given!r}: expected one of hvd.Compression, a codec such as "
-            "pycoll.compress.Block('int8'), or with a policy a pycoll.compress.Auto"
+            "pycoll.compress.Block('int8'), or a pycoll.compress.Auto"
         )
     return codec, None
 
 
-def _check_codec(codec: Codec | Auto | None, reduction: ReduceOp, policy: Policy | None) -> None:
-    if isinstance(codec, Auto) and policy is None:
-        raise ValueError(
-            f"compression is {codec!r} and policy is not given: the scheduler of a policy picks "
-            "codecs; pass policy='auto'"
-        )
+def _check_codec(codec: Codec | Auto | None, reduction: ReduceOp) -> None:
     if codec is not None and reduction not in (Average, Sum):
         raise ValueError(
             f"compression is {codec!r} and op is {reduction.name}: codecs take Average or Sum"

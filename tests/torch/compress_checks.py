@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import io
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -121,8 +122,7 @@ def check_horovods_optimizer_says_what_does_not_fit() -> None:
     assert "policy is 'dear' and compress is Sign" in wrap(compression=Sign(), policy="dear")
     assert "architecture is 'ps'" in wrap(compression=Sign(), policy="WFBP-PS")
     assert "expected one of hvd.Compression, a codec" in wrap(compression="int8")
-    assert "policy is not given: the scheduler" in wrap(compression="auto")
-    assert "policy is not given: the scheduler" in wrap(compression=Auto([Sign()]))
+    assert "and there is groups: they exclude each other" in wrap(compression="auto", groups=2)
     net = network().double()
     assert "'2.bias' is float64 and compress is Sign" in raised(
         ValueError,
@@ -135,7 +135,7 @@ def check_horovods_optimizer_says_what_does_not_fit() -> None:
 
 
 def check_policies_take_codecs() -> None:
-    """In the timed steps and behind them; what is left out comes later."""
+    """In the timed steps and behind them; what is left out comes later. A choice has a policy."""
     wanted = gradients_of_all(0, network())
     for policy, codec, bound in (
         ("fixed", Block("int8"), 0.02),
@@ -143,6 +143,8 @@ def check_policies_take_codecs() -> None:
         ("mg_wfbp", TopK(0.3), 0.5),
         ("auto", Auto([BF16(), Block("int8")]), 0.02),
         ("auto", "auto", 0.02),
+        (None, "auto", 0.02),
+        (None, Auto([BF16()]), 0.01),
     ):
         net = network()
         optimizer = hvd.DistributedOptimizer(
@@ -160,8 +162,151 @@ def check_policies_take_codecs() -> None:
                 total.add_(parameter.grad)
         assert far([one / 12 for one in sent], wanted) < bound, (policy, codec)
         same_on_all([p.grad for p in net.parameters()])
-        if policy == "auto":
+        if policy in ("auto", None):
             assert " predicted, " in optimizer.explain(), optimizer.explain()
+
+
+CODED_TRAININGS: list[dict[str, Any]] = [
+    {"compression": TopK(0.1)},
+    {"compression": Block("int4", 32), "groups": 2},
+    {"compression": PowerSGD(2), "groups": 1},
+    {"compression": RandomK(0.2, 3)},
+    {"compression": TopK(0.1), "policy": "wfbp"},
+    {"compression": Block("int4", 32), "policy": "wfbp"},
+    {"compression": PowerSGD(2), "policy": "wfbp"},
+    {"compression": RandomK(0.2, 3), "policy": "wfbp", "overlaps": True},
+]
+
+
+class CodedTraining:
+    """Momentum SGD by an optimizer with these arguments; two ranks, so the order of sums is one."""
+
+    def __init__(self, words: dict[str, Any], seed: int = 1) -> None:
+        torch.manual_seed(seed)
+        self.net = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 16))
+        number, rest = CODED_TRAININGS.index(words), {**words}
+        if rest.pop("overlaps", False):
+            rest["model"] = self.net
+        self.optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(self.net.parameters(), 0.1, momentum=0.9),
+            [(f"coded{number}.{name}", p) for name, p in self.net.named_parameters()],
+            **rest,
+        )
+
+    def run(self, steps: Iterable[int]) -> CodedTraining:
+        for step in steps:
+            self.optimizer.zero_grad()
+            backward(self.net, hvd.rank(), step)
+            self.optimizer.step()
+        return self
+
+    def saved(self) -> Any:
+        """Model and optimizer as torch.load returns them by default."""
+        file = io.BytesIO()
+        torch.save((self.net.state_dict(), self.optimizer.state_dict()), file)
+        file.seek(0)
+        return torch.load(file, weights_only=True)
+
+    def load(self, saved: Any) -> CodedTraining:
+        self.net.load_state_dict(saved[0])
+        self.optimizer.load_state_dict(saved[1])
+        return self
+
+    def values(self) -> list[torch.Tensor]:
+        return [p.detach().clone() for p in self.net.parameters()]
+
+    def residuals(self) -> dict[str, torch.Tensor]:
+        found = self.optimizer.state_dict()["compression"]["residuals"]
+        return {name: one.reshape(-1).clone() for name, one in found.items()}
+
+
+def alike(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+
+
+def check_a_restart_goes_on_with_what_codecs_keep() -> None:
+    for words in CODED_TRAININGS:
+        wanted = CodedTraining(words).run(range(9)).values()
+        for stop in (2, 5):
+            saved = CodedTraining(words).run(range(stop)).saved()
+            assert set(saved[1]) == {"state", "param_groups", "compression"}
+            other = CodedTraining(words, seed=2).load(saved)
+            entry = other.optimizer.state_dict()["compression"]
+            residuals = entry["residuals"]
+            assert sorted(residuals) == sorted(saved[1]["compression"]["residuals"])
+            assert any(bool(one.any()) for one in residuals.values()), words
+            assert alike(other.run(range(stop, 9)).values(), wanted), (words, stop)
+        del saved[1]["compression"]
+        other = CodedTraining(words, seed=2).load(saved)
+        assert not other.residuals()
+        assert not alike(other.run(range(5, 9)).values(), wanted), words
+
+
+def check_a_restore_takes_back_what_codecs_keep() -> None:
+    for words in CODED_TRAININGS:
+        training = CodedTraining(words).run(range(3))
+        state = hvd.elastic.TorchState(training.net, training.optimizer)
+        wanted = training.run(range(3, 6)).values()
+        state.restore()
+        training.optimizer.zero_grad()
+        assert alike(training.run(range(3, 6)).values(), wanted), words
+        state.restore()
+        if "policy" in words:
+            backward(training.net, hvd.rank(), 7)  # a step that is given up
+            state.restore()
+        assert alike(training.run(range(3, 6)).values(), wanted), words
+
+
+def check_a_sync_takes_draws_and_q_and_keeps_each_ranks_residuals() -> None:
+    for words in CODED_TRAININGS:
+        wanted = CodedTraining(words).run(range(6)).values()
+        training = CodedTraining(words).run(range(4))
+        held = training.residuals()
+        hvd.elastic.TorchState(training.net, training.optimizer).sync()
+        after = training.residuals()
+        assert held.keys() == after.keys()
+        assert all(torch.equal(one, after[name]) for name, one in held.items()), words
+        every = pycoll.world().all_gather(torch.cat(list(held.values())).reshape(1, -1))
+        assert not torch.equal(every[0], every[-1])
+        assert alike(training.run(range(4, 6)).values(), wanted), words
+        # A newcomer has left nothing out, and draws what the others draw.
+        training = CodedTraining(words).run(range(3))
+        if hvd.rank() == 1:
+            training = CodedTraining(words, seed=2)
+        hvd.elastic.TorchState(training.net, training.optimizer).sync()
+        assert bool(training.residuals()) == (hvd.rank() == 0)
+        if hvd.rank() == 0 and "policy" in words:
+            training.optimizer._gradients._home = None  # as in a new world
+        same_on_all(training.run(range(3, 7)).values())
+
+
+def check_states_of_optimizers_without_a_codec_stay_what_they_were() -> None:
+    plain = CodedTraining(CODED_TRAININGS[0]).run(range(2))
+    saved = plain.saved()
+    net = network()
+    for policy in (None, "wfbp"):
+        bare = hvd.DistributedOptimizer(
+            torch.optim.SGD(net.parameters(), 0.1, momentum=0.9),
+            [(f"bare.{policy}.{name}", p) for name, p in net.named_parameters()],
+            policy=policy,
+        )
+        assert set(bare.state_dict()) == {"state", "param_groups"}
+        bare.load_state_dict(saved[1])
+        assert set(bare.state_dict()) == {"state", "param_groups"}
+    error = pycoll.InvalidArgumentError
+    scheduled = CodedTraining(CODED_TRAININGS[4]).run(range(2))
+    text = "that of an optimizer with no policy, and this one has one"
+    assert text in raised(error, scheduled.load, saved)
+    assert "with a policy, and this one has none" in raised(error, plain.load, scheduled.saved())
+    saved[1]["compression"]["residuals"]["other"] = torch.zeros(3)
+    assert "has a residual of 'other' with shape (3,), and no" in raised(error, plain.load, saved)
+    for training in (plain, scheduled):
+        training.optimizer.zero_grad()
+        backward(training.net, hvd.rank(), 5)
+        assert "while gradients are being reduced by a codec" in raised(
+            RuntimeError, training.optimizer.state_dict
+        )
+        training.optimizer.step()
 
 
 def check_structures_are_averaged_with_a_codec() -> None:

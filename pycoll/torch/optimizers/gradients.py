@@ -15,9 +15,13 @@ from pycoll.torch.horovod.process_sets import ProcessSet, coordinator_of
 from pycoll.torch.horovod.reducing_calls import grouped_allreduce_async_
 from pycoll.torch.horovod.scaled_ops import WORDS, Average, ReduceOp, scaled
 from pycoll.torch.horovod.tasks import Collective
+from pycoll.torch.optimizers.coded_state import (
+    Parameters,
+    check_idle,
+    loaded_feedbacks,
+    saved_feedbacks,
+)
 from pycoll.torch.optimizers.sparse_gradients import sparse_allreduce_async
-
-Parameters = tuple[torch.Tensor, ...]
 
 
 class Settings(NamedTuple):
@@ -75,6 +79,19 @@ class Gradients:
     def touched(self) -> bool:
         """Whether a backward pass has added to a gradient since the last synchronization."""
         return bool(self.under_way) or any(self.counts.values())
+
+    def coded_state(self) -> dict[str, Any]:
+        """What the codec keeps, for a checkpoint of this rank; see coded_state.py."""
+        check_idle(bool(self.under_way))
+        return saved_feedbacks(self.feedbacks, self.names)
+
+    def load_coded_state(self, entry: Any) -> None:
+        """Go on from a ``coded_state()``; None: without residuals.
+
+        Reductions that were given up change a Feedback of before only.
+        """
+        buckets = dict.fromkeys(self.bucket_of.values())
+        self.feedbacks = loaded_feedbacks(entry, buckets, self.names)
 
     def reset(self) -> None:
         """Reset the counts of backward passes and forget reductions under way."""

@@ -12,6 +12,7 @@ from pycoll.torch.horovod import horovod_world
 from pycoll.torch.horovod.handles import synchronize
 from pycoll.torch.horovod.moving_calls import broadcast_async_
 from pycoll.torch.horovod.object_calls import broadcast_object
+from pycoll.torch.optimizers.wrapped_optimizers import Wrapped
 
 
 def broadcast_parameters(params: Any, root_rank: int) -> None:
@@ -65,7 +66,8 @@ def broadcast_optimizer_state(
 
     Of an optimizer with local updates (``pycoll.optim.DiLoCo``), a rank keeps what its codec has
     left out, and the share that it has under way, if it has completed as many synchronisations as
-    the root.
+    the root. Of a DistributedOptimizer with a codec, a rank keeps what the codec has left out. The
+    number of the step, from which codecs draw, and Q of PowerSGD are those of the root.
 
     Arguments: ``optimizer``; ``root_rank``, the rank whose state all ranks get; ``model``, a module
     that may have sparse embeddings.
@@ -82,8 +84,8 @@ def broadcast_optimizer_state(
         _fill_gradients(optimizer, model)
     is_root = horovod_world.rank() == root_rank
     tensors: list[torch.Tensor] = []
-    local = optimizer if isinstance(optimizer, LocallyUpdated) else None
-    saved = optimizer.state_dict if local is None else local.state_for_others
+    keeps = optimizer if isinstance(optimizer, LocallyUpdated | Wrapped) else None
+    saved = optimizer.state_dict if keeps is None else keeps.state_for_others
     skeleton = _without_tensors(saved(), tensors) if is_root else None
     skeleton = broadcast_object(skeleton, root_rank)
     if not is_root:
@@ -92,11 +94,11 @@ def broadcast_optimizer_state(
         tensors = [torch.empty(slot.shape, dtype=slot.dtype, device=slot.device) for slot in slots]
     broadcast_parameters(tensors, root_rank)
     if not is_root:
-        load = optimizer.load_state_dict if local is None else local.take_state_of
+        load = optimizer.load_state_dict if keeps is None else keeps.take_state_of
         load(_with_tensors(skeleton, tensors))
-    if local is not None:
+    if keeps is not None:
         # The ranks that have loaded a state meet at the next step, which is collective.
-        local.meet_again()
+        keeps.meet_again()
 
 
 def _fill_gradients(optimizer: torch.optim.Optimizer, model: Any) -> None:

@@ -17,6 +17,7 @@ import torch
 from pycoll.arrays.registry import empty
 from pycoll.errors import InvalidArgumentError, PycollError
 from pycoll.gradients.codec_choice import check_codecs
+from pycoll.gradients.coded_messages import Kept, loaded, saved
 from pycoll.gradients.layout import Entry
 from pycoll.gradients.policies import Policy
 from pycoll.gradients.scheduler import Scheduler
@@ -26,6 +27,7 @@ from pycoll.torch.horovod.horovod_errors import HorovodInternalError
 from pycoll.torch.horovod.process_sets import coordinator_of
 from pycoll.torch.horovod.scaled_ops import WORDS, Average, scaled
 from pycoll.torch.horovod.tasks import Collective
+from pycoll.torch.optimizers.coded_state import as_arrays, as_tensors, check_idle, check_policy
 from pycoll.torch.optimizers.gradients import Settings, dense, put_back
 
 
@@ -55,6 +57,8 @@ class ScheduledGradients:
         self._numbers = {p: number for number, p in enumerate(self.parameters)}
         self._home: Coordinator | None = None
         self._scheduler: Scheduler | None = None
+        #: What the next step begins with in place of what the scheduler keeps; else None.
+        self._coded_state: dict[str, Any] | None = None
         self._views: list[torch.Tensor] = []
         self._shapes: dict[torch.Tensor, tuple[tuple[int, ...], torch.dtype]] = {}
         self._word, self._before, self._after = self._scales()
@@ -73,6 +77,23 @@ class ScheduledGradients:
         )
         for parameter in self.parameters:
             parameter.register_post_accumulate_grad_hook(self.added)
+
+    def coded_state(self) -> dict[str, Any]:
+        """What codecs keep, for a checkpoint of this rank; see coded_state.py."""
+        check_idle(bool(self.under_way))
+        if self._coded_state is not None:
+            return self._coded_state
+        if self._scheduler is None:
+            return saved(Kept({}, {}, 0), [])
+        check_idle(self._scheduler.is_open)
+        return as_tensors(self._scheduler.state_dict())
+
+    def load_coded_state(self, entry: Any) -> None:
+        """Begin the next step with a ``coded_state()``; None: without residuals."""
+        check_policy(entry, has_policy=True)
+        entries = [self._entry(parameter) for parameter in self.parameters]
+        found = Kept({}, {}, 0) if entry is None else loaded(as_arrays(entry), entries)
+        self._coded_state = as_tensors(saved(found, entries))
 
     def reset(self) -> None:
         """Reset the counts of backward passes and forget gradients under way."""
@@ -225,13 +246,18 @@ class ScheduledGradients:
                     compress=self.settings.codec,
                 ),
             )
-            # The residuals of a failed step belong to gradients that no optimizer steps by.
+            # The residuals of a failed step belong to gradients that no optimizer steps by. Ranks
+            # may have stopped after different steps, so their number and Q begin anew.
             if former is not None and not former.is_open:
-                self._scheduler.load_state_dict(former.state_dict())
+                anew = {**former.state_dict(), "step": 0, "factors": {}}
+                self._scheduler.load_state_dict(anew)
             self._home = home
         assert self._scheduler is not None
         # End a step that was given up.
         self._scheduler.wait()
+        if self._coded_state is not None:
+            self._scheduler.load_state_dict(as_arrays(self._coded_state))
+            self._coded_state = None
         self._views = self._scheduler.begin()
 
     def _before_closing(self) -> None:

@@ -15,6 +15,7 @@ from pycoll.torch.horovod.process_sets import ProcessSet
 from pycoll.torch.horovod.reducing_calls import grouped_allreduce_
 from pycoll.torch.horovod.scaled_ops import Adasum, ReduceOp
 from pycoll.torch.memory.deferred_step import Groups, Overlap
+from pycoll.torch.optimizers.coded_state import ENTRY, with_residuals_of, without_residuals
 from pycoll.torch.optimizers.gradients import Gradients, Settings
 from pycoll.torch.optimizers.policy_gradients import ScheduledGradients
 from pycoll.torch.optimizers.stored_steps import StoredGradients
@@ -294,12 +295,65 @@ class Wrapped(Distributed):
             )
         super().zero_grad(*args, **words)  # type: ignore[misc]  # as in step
 
-    def load_state_dict(self, *args: Any, **words: Any) -> Any:
-        """Load the state as the optimizer does, and reset the counts of backward passes."""
+    def state_dict(self, *args: Any, **words: Any) -> dict[str, Any]:
+        """The state of the optimizer; with a codec also this rank's entry "compression".
+
+        With a codec it raises RuntimeError while gradients are being reduced.
+        """
+        saved: dict[str, Any] = super().state_dict(*args, **words)  # type: ignore[misc]  # as in step
+        coded = self._coded
+        if coded is not None:
+            saved[ENTRY] = coded.coded_state()
+        return saved
+
+    def load_state_dict(self, state_dict: dict[str, Any], *args: Any, **words: Any) -> Any:
+        """Load the state as the optimizer does, and reset the counts of backward passes.
+
+        A state without the entry "compression" begins without residuals. Without a codec the entry
+        is ignored.
+        """
         if self._gradients is not None:
             self._gradients.reset()
         self._synchronized = False
-        return super().load_state_dict(*args, **words)  # type: ignore[misc]  # as in step
+        rest = state_dict
+        if ENTRY in state_dict:
+            rest = {name: value for name, value in state_dict.items() if name != ENTRY}
+        told = super().load_state_dict(rest, *args, **words)  # type: ignore[misc]  # as in step
+        coded = self._coded
+        if coded is not None:
+            coded.load_coded_state(state_dict.get(ENTRY))
+        return told
+
+    def state_for_others(self) -> dict[str, Any]:
+        """``state_dict()`` without what this rank alone has left out, for ranks that take it."""
+        saved = self.state_dict()
+        if ENTRY in saved:
+            saved[ENTRY] = without_residuals(saved[ENTRY])
+        return saved
+
+    def take_state_of(self, state_dict: dict[str, Any]) -> None:
+        """Load another rank's ``state_for_others()``, and keep what this rank has left out."""
+        coded = self._coded
+        if coded is not None and ENTRY in state_dict:
+            entry = with_residuals_of(coded.coded_state(), state_dict[ENTRY])
+            state_dict = {**state_dict, ENTRY: entry}
+        self.load_state_dict(state_dict)
+
+    def meet_again(self) -> None:
+        """Begin the next step with the present state of the codec, also in a new world.
+
+        There a scheduler would begin with the first draws, unlike ranks that have taken a state.
+        """
+        coded = self._coded
+        if coded is not None:
+            coded.load_coded_state(coded.coded_state())
+
+    @property
+    def _coded(self) -> Gradients | ScheduledGradients | None:
+        """The object that keeps what a codec leaves out; None without a codec or without peers."""
+        if self._settings.codec is None or isinstance(self._gradients, StoredGradients):
+            return None
+        return self._gradients
 
     def _check_skipped(self) -> None:
         self._check_all_reduced()
@@ -375,10 +429,10 @@ class OverlappedWrapped(Wrapped):
         with self._only(groups):
             super().zero_grad(set_to_none)
 
-    def load_state_dict(self, *args: Any, **words: Any) -> Any:
+    def load_state_dict(self, state_dict: dict[str, Any], *args: Any, **words: Any) -> Any:
         """Finish deferred steps, load the state, and reset the counts of backward passes."""
         self._overlap.finish()
-        return super().load_state_dict(*args, **words)
+        return super().load_state_dict(state_dict, *args, **words)
 
     def step_groups(self, groups: Groups) -> None:
         """Run the step of the optimizer's class for the parameters of these groups only."""
