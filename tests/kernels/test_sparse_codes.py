@@ -30,9 +30,10 @@ def arrays(count: int) -> list[Array]:
     return [plain, np.round(plain * 2), zeros, wild, payload.view(np.float32)]
 
 
-def odd(x: Array) -> Array:
-    """A copy at an address that no vector is aligned to."""
-    held = np.zeros(x.nbytes + 1, np.uint8)[1:].view(x.dtype)
+def odd(x: Array, address: int = 1) -> Array:
+    """A copy whose address is ``address`` modulo 64; no vector is aligned to the usual one."""
+    held = np.zeros(x.nbytes + 64, np.uint8)
+    held = held[(address - held.ctypes.data) % 64 :][: x.nbytes].view(x.dtype)
     held[:] = x
     return held
 
@@ -80,6 +81,54 @@ def test_residuals_are_added_in_the_same_pass(isa: str) -> None:
                 found = _core.largest_values(_core.view(given), number, _core.view(left), view, isa)
                 check(found, largest(wanted, number), wanted, (count, place))
                 assert sums is None or sums.tobytes() == wanted.tobytes()
+
+
+#: Addresses modulo 64 of values, residuals and sums, in turns.
+ADDRESSES = [(first, (first * 7 + 3) % 64, (first * 11 + 6) % 64) for first in range(64)]
+
+
+@every_isa
+def test_every_address_of_values_residuals_and_sums(isa: str) -> None:
+    for count in (1, 31, 173, 4133):
+        x, rests, *_ = arrays(count)
+        wanted, number = x + rests, -(-count // 7)
+        for one, two, three in ADDRESSES:
+            given, left = odd(x, one), odd(rests, two)
+            for bound in (None, 0.5):
+                sums, why = odd(x * 0, three), (count, one, two, three, bound)
+                views = [_core.view(each) for each in (given, left, sums)]
+                if bound is None:
+                    found = _core.largest_values(views[0], number, views[1], views[2], isa)
+                    check(found, largest(wanted, number), wanted, why)
+                else:
+                    found = _core.values_from(views[0], bound, views[1], views[2], isa)
+                    check(found, np.flatnonzero(np.abs(wanted) >= bound), wanted, why)
+                assert sums.tobytes() == wanted.tobytes(), why
+                assert given.tobytes() == x.tobytes() and left.tobytes() == rests.tobytes(), why
+
+
+def test_every_address_of_places_and_values() -> None:
+    """Of codes that are folded and spread, of targets, and of gaps."""
+    random, count = np.random.default_rng(SEED), 700
+    codes = []
+    for _ in range(2):
+        places = np.flatnonzero(random.random(count) < 0.2).astype(np.uint32)
+        codes.append((places, random.standard_normal(len(places)).astype(np.float32)))
+    places, values = folded(codes, count, 3)
+    wanted = np.zeros(count, np.float32)
+    wanted[codes[0][0]] = codes[0][1]
+    gaps = np.frombuffer(_core.pack_places(_core.view(codes[0][0])), np.uint8)
+    for one, two, three in ADDRESSES:
+        moved = [(odd(named, one), odd(sent, two)) for named, sent in codes]
+        views = [(_core.view(named), _core.view(sent)) for named, sent in moved]
+        found = _core.fold_codes(views, count, 3)
+        assert found == (places.astype(np.uint32).tobytes(), values.tobytes()), (one, two)
+        target = odd(np.ones(count, np.float32), three)
+        _core.spread_codes(_core.view(target), 0, count, *views[0])
+        assert target.tobytes() == wanted.tobytes(), (one, two, three)
+        assert _core.pack_places(views[0][0]) == gaps.tobytes(), one
+        told = _core.unpack_places(_core.view(odd(gaps, one)), len(codes[0][0]), count)
+        assert told == codes[0][0].tobytes(), one
 
 
 def test_a_sample_that_misleads_changes_nothing() -> None:
