@@ -167,3 +167,30 @@ def test_codecs_are_compared_with_float32_and_with_hooks_over_gloo(tmp_path: Pat
         r"^\| (\S.*?) \| [\d.]+ \| [\d.]+ \| ([\d.]*) (?:\| [\d.e+]+ ){2}\|$", text, re.M
     )
     assert len(rows) == 10 and rows[0] == ("float32", "") and ("int8", "3") in rows, text
+
+
+def test_the_time_to_a_loss_is_measured_and_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    script, page, picture = str(ROOT / "bench" / "time_to_loss.py"), tmp_path / "a.md", "a.svg"
+    line = [sys.executable, script, "--quick", "--markdown", str(page)]
+    line += ["--plot", str(tmp_path / picture)]
+    process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    stdout, stderr = process.communicate(timeout=280)
+    assert process.returncode == 0, stderr
+    text = page.read_text()
+    assert text.startswith("## Time to a loss over slow links, 1 Gb/s\n")
+    assert f"![loss against seconds, by method]({picture})" in text
+    assert re.search(r"2 hosts, links of 1 Gb/s, a transformer of [\d.]+ MB of gradients\. ", text)
+    rows = re.findall(
+        r"^\| (\S.*?) \| [\d.]+ ms \| [\d.]+ \| [\d.]+ s \| ([\d.]+) \|$", stdout, re.M
+    )
+    assert [name for name, _ in rows] == ["float32", "int8", "top-k 1 %", "DiLoCo"], stdout
+    assert rows[0][1] == "1.00", "float32's speed is the measure"
+    for told in (
+        r"\| a step without communication \| [\d.]+ ms \|",
+        r"\| lost of a step, on the average \| [\d.]+% \| 2%, (reached|missed) \|",
+        r"\| hidden of the outer step \| -?[\d.]+% \| 90%, (reached|missed) \|",
+    ):
+        assert re.search(told, stdout), stdout
+    assert "seconds of training" in (tmp_path / picture).read_text()
+    assert not left(process.pid)
