@@ -43,7 +43,7 @@ _FLOAT_BYTES = 4
 
 
 class Kept(NamedTuple):
-    """What codecs keep from step to step, by the number of the entry.
+    """The memory of codecs from step to step, by the number of the entry.
 
     ``residuals``: what this rank has left out of each gradient. ``factors``: the last Q of PowerSGD
     of each matrix, equal on all ranks. ``step``: the number of steps, from which codecs draw.
@@ -284,7 +284,7 @@ def saved(kept: Kept, entries: Sequence[Entry]) -> dict[str, Any]:
 
 
 def loaded(state: Any, entries: Sequence[Entry]) -> Kept:
-    """What a state that ``saved`` made holds, in arrays of its own.
+    """The contents of a state that ``saved`` made, in arrays of their own.
 
     A state of an earlier version has residuals only.
 

@@ -1,4 +1,4 @@
-"""What the codec of a DistributedOptimizer keeps, as an entry of the optimizer's state_dict.
+"""The memory of a DistributedOptimizer's codec, as an entry of the optimizer's state_dict.
 
 The entry has tensors by the names of parameters, so that torch.load takes it with weights_only:
 
@@ -62,7 +62,7 @@ def as_arrays(entry: Any) -> Any:
 
 
 def without_residuals(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """What other ranks take of an entry."""
+    """The part of an entry that other ranks take."""
     return {**entry, "residuals": {}}
 
 

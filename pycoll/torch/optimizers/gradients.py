@@ -81,7 +81,7 @@ class Gradients:
         return bool(self.under_way) or any(self.counts.values())
 
     def coded_state(self) -> dict[str, Any]:
-        """What the codec keeps, for a checkpoint of this rank; see coded_state.py."""
+        """The memory of the codec, for a checkpoint of this rank; see coded_state.py."""
         check_idle(bool(self.under_way))
         return saved_feedbacks(self.feedbacks, self.names)
 

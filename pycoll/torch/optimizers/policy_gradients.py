@@ -57,7 +57,7 @@ class ScheduledGradients:
         self._numbers = {p: number for number, p in enumerate(self.parameters)}
         self._home: Coordinator | None = None
         self._scheduler: Scheduler | None = None
-        #: What the next step begins with in place of what the scheduler keeps; else None.
+        #: A loaded state that replaces that of the scheduler at the next step; else None.
         self._coded_state: dict[str, Any] | None = None
         self._views: list[torch.Tensor] = []
         self._shapes: dict[torch.Tensor, tuple[tuple[int, ...], torch.dtype]] = {}
@@ -79,7 +79,7 @@ class ScheduledGradients:
             parameter.register_post_accumulate_grad_hook(self.added)
 
     def coded_state(self) -> dict[str, Any]:
-        """What codecs keep, for a checkpoint of this rank; see coded_state.py."""
+        """The memory of codecs, for a checkpoint of this rank; see coded_state.py."""
         check_idle(bool(self.under_way))
         if self._coded_state is not None:
             return self._coded_state

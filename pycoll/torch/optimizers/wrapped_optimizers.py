@@ -300,7 +300,8 @@ class Wrapped(Distributed):
 
         With a codec it raises RuntimeError while gradients are being reduced.
         """
-        saved: dict[str, Any] = super().state_dict(*args, **words)  # type: ignore[misc]  # as in step
+        own: Any = super()
+        saved: dict[str, Any] = own.state_dict(*args, **words)
         coded = self._coded
         if coded is not None:
             saved[ENTRY] = coded.coded_state()
