@@ -178,7 +178,7 @@ def test_the_time_to_a_loss_is_measured_and_drawn(tmp_path: Path) -> None:
     stdout, stderr = process.communicate(timeout=280)
     assert process.returncode == 0, stderr
     text = page.read_text()
-    assert text.startswith("## Time to a loss over slow links, 1 Gb/s\n")
+    assert "\n## Time to a loss over slow links, 1 Gb/s\n" in text
     assert f"![loss against seconds, by method]({picture})" in text
     assert re.search(r"2 hosts, links of 1 Gb/s, a transformer of [\d.]+ MB of gradients\. ", text)
     rows = re.findall(
