@@ -101,7 +101,12 @@ def Backup(share: float) -> Consistency:  # noqa: N802
     """Return the consistency in which a round ends with the first ``share`` of the workers.
 
     ``share``: a number above 0 and at most 1; a round ends with ceil(share * workers) workers, and
-    pushes that come later for it are dropped. 1 is "bsp".
+    pushes that come later for it are dropped. While workers wait in ``checkpoint``, a round also
+    ends with all the others. 1 is "bsp".
+
+    A late worker joins the round of the others, so workers end different numbers of rounds with the
+    same number of calls. Where each makes a fixed number of calls, a late one may need the others
+    for its last rounds: they close the store before they wait for it in any other way.
 
     Raises InvalidArgumentError for anything else.
 

@@ -590,7 +590,9 @@ class Store:
 
         All workers call this method, after the same number of calls of ``clock``. The checkpoint
         holds all pushes that each worker began before its call, and none that it began later. With
-        "bsp" and Backup, no round may be open: ``clock`` or ``push_pull`` was the last call.
+        "bsp" and Backup, no round may be open: ``clock`` or ``push_pull`` was the last call. With
+        Backup, a worker that comes late ends its rounds while others wait here, if need be alone;
+        afterwards all workers go on in the same round.
 
         ``path``: a directory on the host of the first worker that takes part, which makes it; it
         belongs to this store alone. A later checkpoint takes the place of an earlier one, which
@@ -637,8 +639,8 @@ class Store:
         workers wait for the first one, in seconds; None for ``timeout_s``.
 
         Returns the number of rounds that this worker had ended by ``clock`` when it called
-        ``checkpoint``, and goes on from there; for a worker that was gone or is new, the number of
-        rounds that all had ended. None if there is no checkpoint.
+        ``checkpoint``, and goes on from there; for a worker that was gone or is new, and with
+        Backup, the number of rounds that the store had ended. None if there is no checkpoint.
 
         Raises InvalidArgumentError, on all workers, for a directory that is not there, without a
         whole checkpoint, of another version or damaged, and for keys that need another consistency.

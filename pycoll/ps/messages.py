@@ -136,8 +136,9 @@ class Message(NamedTuple):
     from 1; for reads, a number that the answer repeats. ``after``: for a read, the newest update of
     the same worker that the answer must contain. ``round``: the round of a push, the clock of a
     CLOCK, the number of a CUT, which array of its part a RESTORE holds, or the version in an
-    answer. ``lsn``: the place in the order of the shard's updates, from 1; 0 before the first
-    server has numbered it. ``rule``: how a LOAD's part combines pushes.
+    answer; in that to a CUT it is the newest one of the shard. ``lsn``: the place in the order of
+    the shard's updates, from 1; 0 before the first server has numbered it. ``rule``: how a LOAD's
+    part combines pushes.
     """
 
     kind: Kind

@@ -306,7 +306,7 @@ class Replica:
             if number == request.round:
                 self._refuse(request, why)
             else:
-                self._reply(request, Kind.DONE, key=shard.writer, round=shard.cut)
+                self._reply(request, Kind.DONE, key=shard.writer, round=shard.newest)
         elif shard.lost is not None:
             self._reply(request, Kind.FAILED, key=shard.lost, flags=WORKER_LOST)
         else:

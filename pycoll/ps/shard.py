@@ -312,6 +312,8 @@ class Shard:
         self.cuts[update.worker] = max(self.cuts[update.worker], update.round)
         if update.payload is not None and update.round > self.refused[0]:
             self.refused = (update.round, bytes(update.payload).decode("utf-8", "replace"))
+        # With Backup, rounds may end without this worker from now on.
+        self._advance_all()
         self._end_cut()
 
     def _end_cut(self) -> None:
@@ -319,8 +321,14 @@ class Shard:
         if self.lost is None and reached > self.cut:
             self.cut = reached
             self.writer = self._first()
-            if reached > self.refused[0] and any(part.pending for part in self.parts.values()):
+            if reached > self.refused[0] and self._has_open_round():
                 self.refused = (reached, _OPEN_ROUND)
+
+    def _has_open_round(self) -> bool:
+        """Return whether a worker that takes part has pushed in a round that has not ended."""
+        live = set(self.live)
+        rounds = (by for part in self.parts.values() for by in part.pending.values())
+        return any(live & by.keys() for by in rounds)
 
     def is_first(self, worker: int) -> bool:
         """Return whether the worker is the first one that takes part."""
@@ -374,7 +382,24 @@ class Shard:
         if not self.live or self.lost is not None:
             return 0
         clocks = sorted(self.clock_of(worker, part) for worker in self.live)
-        return clocks[len(clocks) - self.consistency.needed(len(clocks))]
+        return clocks[len(clocks) - self._needed()]
+
+    def _needed(self) -> int:
+        """Return how many workers end a round.
+
+        Workers that have begun a cut wait for the others. With Backup some of these may be late,
+        and fewer than end a round: then a round ends when all of them have ended it.
+        """
+        needed = self.consistency.needed(len(self.live))
+        if self.consistency.share == 1:
+            return needed
+        late = sum(not self.is_ahead(worker) for worker in self.live)
+        return min(needed, max(1, late))
+
+    @property
+    def newest(self) -> int:
+        """The number of rounds that enough workers have ended, for all parts or one alone."""
+        return max([self.version, *(part.version for part in self.parts.values())])
 
     def _advance_all(self) -> None:
         self.version = max(self.version, self._reached(None))

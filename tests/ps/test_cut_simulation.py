@@ -8,21 +8,29 @@ from typing import Any
 
 import pytest
 from simulated_servers import Program, Records, World
+from test_invariants import CheckedWorld
 from test_store_simulation import KEYS, SEEDS, History, kill_at, made_keys
 
-from pycoll.ps.consistency import ASP, BSP
-from pycoll.ps.messages import Kind
+from pycoll.ps.consistency import ASP, BSP, SSP, Backup
+from pycoll.ps.messages import DROPPED, REPEATED, Kind
 
 
 class Cut:
-    """What workers began before their cuts, and the values that the first one fetched."""
+    """What workers began before their cuts, and the values that the first one fetched.
 
-    def __init__(self) -> None:
+    ``earlier``: the cut before, None for the first one.
+    """
+
+    def __init__(self, earlier: Cut | None = None) -> None:
+        self.number = 1
         self.history = History()
         #: By worker and key the bits of its pushes; ``before`` holds those ahead of its cut.
         self.bits = {rank: dict.fromkeys(KEYS, 0) for rank in range(3)}
+        if earlier is not None:
+            self.number += earlier.number
+            self.history, self.bits = earlier.history, earlier.bits
         self.before: dict[int, dict[int, int]] = {}
-        self.kept: dict[int, int] = {}
+        self.kept: dict[int, Any] = {}
 
     def push(self, world: World, rank: int, key: int) -> Any:
         request = self.history.push(world, rank, key)
@@ -32,15 +40,16 @@ class Cut:
     def begin(self, world: World, rank: int) -> list[Any]:
         self.before[rank] = dict(self.bits[rank])
         shards = range(len(world.clients[rank].view.chains))
-        return [world.request(rank, Kind.CUT, shard=shard, round=1) for shard in shards]
+        return [world.request(rank, Kind.CUT, shard=shard, round=self.number) for shard in shards]
 
     def fetch(self, world: World, rank: int) -> Program:
         for shard in range(len(world.clients[rank].view.chains)):
-            text = world.request(rank, Kind.FETCH, 0, shard=shard, round=1)
+            where: dict[str, Any] = {"shard": shard, "round": self.number}
+            text = world.request(rank, Kind.FETCH, 0, **where)
             yield [text]
             parts = json.loads(text.answer.payload)["parts"]
             for number, part in enumerate(parts, 1):
-                piece = world.request(rank, Kind.FETCH, number, shard=shard, round=1)
+                piece = world.request(rank, Kind.FETCH, number, **where)
                 yield [piece]
                 self.kept[part["key"]] = piece.answer.payload
             yield [world.request(rank, Kind.RELEASE, shard=shard)]
@@ -245,3 +254,129 @@ def test_a_second_cut_waits_for_its_own_workers() -> None:
             world.start(rank, rank_of(rank))
         world.run()
         assert world.failed == {} and states == [[0b010101], [0b111111]], (seed, states)
+
+
+# Cuts between clocks
+
+
+def clocking(world: World, cuts: list[Cut], rank: int, steps: int) -> Program:
+    """Push, pull and clock, several at a time, and take a cut after each so many clocks."""
+    draw = world.random
+    yield from made_keys(world, rank)
+    clock, history = 0, cuts[0].history
+    for cut in cuts:
+        running: list[Any] = []
+        for _ in range(steps):
+            keys = draw.choices(KEYS, k=2)
+            running += [cut.push(world, rank, keys[0]), history.pull(world, rank, keys[1])]
+            clock += 1
+            running += world.clock(rank, clock)
+            if draw.random() < 0.7:
+                yield running
+                running = []
+        running += [cut.push(world, rank, draw.choice(KEYS)), *cut.begin(world, rank)]
+        # Pushes that follow wait for the cut, and are not in it.
+        running.append(cut.push(world, rank, draw.choice(KEYS)))
+        yield running
+        if rank == 0:
+            yield from cut.fetch(world, rank)
+    yield [history.pull(world, rank, key) for key in KEYS]
+
+
+def run_clocked(seed: int, replicas: int, *kills: int) -> tuple[World, list[Cut]]:
+    """Run three cuts with SSP(1). ``kills``: processes that die at a random message."""
+    world = CheckedWorld(seed, SSP(1), 3, 1 + seed % 2 + 2 * replicas, replicas)
+    cuts = [Cut()]
+    while len(cuts) < 3:
+        cuts.append(Cut(cuts[-1]))
+    for rank in range(3):
+        world.start(rank, clocking(world, cuts, rank, 3))
+    for rank in kills:
+        kill_at(world, world.random.randint(1, 300), rank)
+    world.run()
+    return world, cuts
+
+
+@pytest.mark.parametrize("replicas", [0, 1])
+def test_cuts_with_staleness_hold_what_began_before_them(replicas: int) -> None:
+    """Workers that are up to a clock apart come to each cut, also while a server dies."""
+    for seed in range(SEEDS // 4):
+        kills = (3 + seed % 3,) if replicas else ()
+        world, cuts = run_clocked(seed, replicas, *kills)
+        for cut in cuts:
+            check_cut(world, cut, (seed, cut.number))
+
+
+class Rounds(Cut):
+    """Rounds of workers with Backup. ``entered``: by worker and key the pushes that were not late.
+
+    ``repeated``: pushes that a server had before another one died, which may have been late.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entered: dict[tuple[int, int], set[Any]] = {}
+        self.repeated: set[Any] = set()
+        self.starts: dict[int, int] = {}
+
+
+def backing(world: World, rounds: Rounds, rank: int, steps: int) -> Program:
+    """End so many rounds, late or not, as a store counts them; take a cut, and push once more."""
+    draw = world.random
+    yield from made_keys(world, rank, ())
+    clock = 0
+    for step in range(steps + 1):
+        if step == steps:
+            cuts = rounds.begin(world, rank)
+            yield cuts
+            clock = rounds.starts[rank] = max(clock, *(one.answer.round for one in cuts))
+            if cuts[0].answer.key == rank:
+                yield from rounds.fetch(world, rank)
+        if draw.random() < 0.3:
+            yield draw.uniform(0.0, 40.0) * world.slow
+        pushes = {
+            key: world.request(rank, Kind.PUSH, key, payload=(clock, rank, step), round=clock)
+            for key in KEYS
+        }
+        yield list(pushes.values())
+        for key, push in pushes.items():
+            if push.answer.flags & DROPPED:
+                assert step < steps, "all go on in the same round after a cut"
+                clock = max(clock, push.answer.round)
+            elif push.answer.flags & REPEATED:
+                rounds.repeated.add((key, push.message.payload))
+            elif step < steps:
+                rounds.entered.setdefault((rank, key), set()).add(push.message.payload)
+        if step < steps:
+            clock += 1
+            clocks = world.clock(rank, clock)
+            yield clocks
+            clock = max(clock, *(one.answer.round for one in clocks))
+
+
+@pytest.mark.parametrize("victims", [(), (3,), (1,), (2, 4)])
+def test_a_worker_that_is_late_comes_to_a_cut_with_backup(victims: tuple[int, ...]) -> None:
+    """It ends its rounds while the others wait for its cut. Servers and workers die meanwhile."""
+    alone = 0
+    for seed in range(SEEDS // 4):
+        replicas = int(any(one >= 3 for one in victims))
+        world = CheckedWorld(seed, Backup(0.6), 3, 2, replicas, Records())
+        rounds = Rounds()
+        for rank in range(3):
+            world.start(rank, backing(world, rounds, rank, 4))
+        for rank in victims:
+            kill_at(world, world.random.randint(30, 250), rank)
+        world.run()
+        left = world.clients.keys() & world.alive
+        assert world.ended >= left and world.failed == {}, (seed, world.failed)
+        assert len({rounds.starts[rank] for rank in left}) == 1, (seed, rounds.starts)
+        for key, value in rounds.kept.items():
+            found = [push for pushes, _ in value for push in pushes]
+            assert len(found) == len(set(found)), (seed, key)
+            assert all(step < 4 for _, _, step in found), (seed, key)
+            for rank in left:
+                mine = {one for one in found if one[1] == rank}
+                mine = {one for one in mine if (key, one) not in rounds.repeated}
+                assert mine == rounds.entered.get((rank, key), set()), (seed, key, rank)
+            alone += sum(workers == 1 for _, workers in value)
+    assert alone > 0, "no worker was late at a cut: the seeds show nothing"

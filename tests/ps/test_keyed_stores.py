@@ -271,6 +271,27 @@ def test_backup_workers_drop_late_pushes_and_count_them() -> None:
     assert succeeded(run_store(work, consistency=ps.Backup(0.6))) == [1.5, 1.5, 1.5]
 
 
+def test_a_late_backup_worker_ends_its_steps_when_the_others_have_left() -> None:
+    """With as many steps as others it has rounds left, which end without them."""
+    turn = threading.Barrier(3)
+
+    def work(store: ps.Store, comm: Comm) -> tuple[int, float]:
+        store.init("w", np.zeros(1))
+        turn.wait(TIMEOUT_S)
+        if comm.rank == 2:
+            turn.wait(TIMEOUT_S)
+        for _ in range(4):
+            store.push("w", np.ones(1))
+            store.clock()
+        found = store.dropped, store.pull("w")[0]
+        if comm.rank < 2:
+            turn.wait(TIMEOUT_S)
+        return found
+
+    *_, late = succeeded(run_store(work, consistency=ps.Backup(0.6)))
+    assert late == (1, 2 * 4 + 3), "its first push came too late, and the others are applied"
+
+
 def test_stats_and_explain_tell_clocks_and_counts() -> None:
     def work(store: ps.Store, comm: Comm) -> None:
         store.init("w", np.zeros(4))

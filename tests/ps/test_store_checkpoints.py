@@ -236,6 +236,50 @@ def test_each_worker_goes_on_from_its_own_clock(tmp_path: Path) -> None:
     assert succeeded(run_store(second, consistency=ps.SSP(4))) == [[2, 4]] * 2
 
 
+def test_a_late_worker_comes_to_a_checkpoint_with_backup(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends its rounds while the others wait for it, and all go on in the same round."""
+    monkeypatch.setenv("PYCOLL_STORE_CHECKS", "1")
+    turn = threading.Barrier(3, timeout=TIMEOUT_S)
+
+    def first(store: ps.Store, comm: Comm) -> None:
+        store.init("w", np.zeros(2, np.int64))
+        store.init("mean", np.zeros(2), update="mean")
+        if comm.rank == 2:
+            turn.wait()
+        for step in range(4):
+            store.push("w", np.ones(2, np.int64))
+            store.push("mean", np.full(2, 10.0 * comm.rank + step))
+            store.clock()
+        if comm.rank < 2:
+            turn.wait()
+        store.checkpoint(tmp_path)
+        assert store.dropped == (2 if comm.rank == 2 else 0), "its first pushes came too late"
+        assert store.pull("w").tolist() == [2 * 4 + 3] * 2
+        assert store.pull("mean").tolist() == [23.0] * 2, "the last round was its own"
+        store.push("w", np.ones(2, np.int64))
+        turn.wait()
+        store.clock()
+        assert store.pull("w").tolist() == [11 + 3] * 2, "nobody is late behind a checkpoint"
+        turn.wait()
+
+    def second(store: ps.Store, comm: Comm) -> None:
+        assert store.restore(tmp_path) == 8
+        store.init("w", np.zeros(2, np.int64))
+        store.push("w", np.ones(2, np.int64))
+        turn.wait()
+        store.clock()
+        assert store.pull("w").tolist() == [11 + 3] * 2
+        turn.wait()
+
+    backup: dict[str, Any] = {"workers": 3, "consistency": ps.Backup(0.6)}
+    succeeded(run_store(first, **backup))
+    facts = CheckpointReader(tmp_path).facts
+    assert facts["round"] == facts["clocks"][2] == 8 and facts["clocks"][:2] == [4, 4]
+    succeeded(run_store(second, **backup))
+
+
 def test_new_keys_can_be_added_to_a_restored_store(tmp_path: Path) -> None:
     def first(store: ps.Store, comm: Comm) -> None:
         assert store.restore(tmp_path / "none", missing_ok=True) is None

@@ -77,7 +77,10 @@ def restore(store: Store, path: Any, missing_ok: bool, timeout: float | None) ->
         return None
     clocks = dict(zip(store.workers, note["clocks"], strict=False))
     known = clocks.get(store.rank)
-    return note["round"] if known is None else int(known)
+    if known is None or store.consistency.name == "backup":
+        # A worker with Backup goes on in the round of the others.
+        return max(int(note["round"]), int(known or 0))
+    return int(known)
 
 
 def _refusal_of(path: Any) -> InvalidArgumentError | None:

@@ -66,6 +66,9 @@ def take(store: Store, path: Any, cut: int) -> None:
             raise
         # A worker refused its argument, or a round is open.
         raise InvalidArgumentError(str(error)) from None
+    for request in requests:
+        # With Backup, workers that were late have ended rounds meanwhile.
+        store._note_clock(request)
     answer = requests[0].answer
     assert answer is not None
     if answer.key != store.rank:

@@ -79,6 +79,7 @@ class CheckedShard(Shard):
         self._filled = self.applied
         self._newest = dict(self.applied)
         self._ended = dict(self.clocks)
+        self._begun = dict(self.cuts)
         self._ended_parts = {name: dict(one.clocks) for name, one in self.parts.items()}
         self._versions = {name: one.version for name, one in self.parts.items()}
         self._version = self.version
@@ -122,6 +123,8 @@ class CheckedShard(Shard):
             return
         if update.kind is Kind.CLOCK:
             self._grow(self._ended, worker, update.round)
+        elif update.kind is Kind.CUT:
+            self._begun[worker] = max(self._begun.get(worker, 0), update.round)
         elif update.kind is Kind.PUSH and update.flags & LAST:
             ended = self._ended_parts.setdefault((update.key, update.part), {})
             self._grow(ended, worker, update.round + 1)
@@ -162,6 +165,11 @@ class CheckedShard(Shard):
         alone = 0 if name is None else self._ended_parts.get(name, {}).get(worker, 0)
         return max(self._ended.get(worker, 0), alone)
 
+    def _needed_by_record(self) -> int:
+        needed = self.consistency.needed(len(self.live))
+        late = sum(self._begun.get(worker, 0) <= self.cut for worker in self.live)
+        return min(needed, max(1, late)) if self.consistency.share < 1 else needed
+
     def _name_of(self, part: Part | None) -> PartName | None:
         return next((name for name, one in self.parts.items() if one is part), None)
 
@@ -184,11 +192,12 @@ class CheckedShard(Shard):
             )
         name = self._name_of(part)
         done = sum(self._clock_by_record(one, name) >= part.version for one in self.live)
-        if done < self.consistency.needed(len(self.live)):
+        needed = self._needed_by_record()
+        if done < needed:
             raise _ViolationError(
                 "divisor",
                 f"{done} of {len(self.live)} workers had come to the end {where}, and "
-                f"{self.consistency} needs {self.consistency.needed(len(self.live))}",
+                f"{self.consistency} needs {needed}",
             )
 
     def is_open(self, worker: int, part: Part | None) -> bool:
