@@ -120,6 +120,26 @@ def test_pushes_add_up_in_any_order() -> None:
     assert found == [[number + 40 * 3 for number in range(5)]] * 3
 
 
+def test_no_value_of_eight_bytes_is_torn() -> None:
+    """Both halves of each element count the same pushes, in each pull while others push."""
+    one = np.full(BIG, 1 + (1 << 32))
+
+    def work(store: ps.Store, comm: Comm) -> int:
+        store.init("c", np.zeros_like(one))
+        pushed = []
+        for _ in range(15):
+            pushed.append(store.push("c", one, async_op=True))
+            found = store.pull("c")
+            assert (found >> 32 == found & 0xFFFFFFFF).all()
+        for each_push in pushed:
+            each_push.wait()
+        return int(found.min()) & 0xFFFFFFFF
+
+    own = succeeded(run_store(work, consistency="asp"))
+    assert min(own) >= 15, "a pull sees what its worker has pushed"
+    assert max(own) > 15, "no worker pulled what others had pushed"
+
+
 def test_arrays_of_other_frameworks_come_back_as_they_are() -> None:
     torch = pytest.importorskip("torch")
 
