@@ -298,13 +298,15 @@ def test_arguments_that_do_not_fit_a_ticket() -> None:
         ps.connect(ticket=ticket, replicas=5)
 
 
-def test_processes_join_and_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_processes_join_and_come_back(transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STORE_PAUSE_S", "0.05")
-    with test_store_processes.job(4, [2, 3], "1", "SSP(8)", "12.0", "shm") as ranks:
+    with test_store_processes.job(4, [2, 3], "1", "SSP(8)", "12.0", transport) as ranks:
         ranks.wait_ready([0, 1])
         ticket = printed_ticket(ranks.ranks[2].pid)
         clean = {k: v for k, v in os.environ.items() if not k.startswith("PYCOLL_")}
         environment = {**clean, "PYTHONPATH": str(ROOT), "PYCOLL_TICKET": ticket}
+        environment["PYCOLL_TRANSPORTS"] = transport
         script = str(test_store_processes.SCRIPT)
         server = begin(environment, "-m", "pycoll.ps")
         ranks.ranks[1].kill()
@@ -317,6 +319,7 @@ def test_processes_join_and_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
             test_store_processes.check_counts([found, first])
             assert found["rank"] == 1 and 1 not in found["gone"]
             assert any(4 in chain for chain in first["chains"]), first
+            assert found["transports"] == first["transports"] == [transport]
             assert server.wait(test_store_processes.JOB_S) == 0
         finally:
             for one in (server, back):
@@ -324,12 +327,14 @@ def test_processes_join_and_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
                 one.wait()
 
 
-def test_a_newcomer_hears_at_once_of_a_process_that_has_ended() -> None:
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_a_newcomer_hears_at_once_of_a_process_that_has_ended(transport: str) -> None:
     """Worker 1 is stopped, so the new server waits for it, and then killed."""
-    with test_store_processes.job(4, [2, 3], "1", "asp", "12.0", "shm") as ranks:
+    with test_store_processes.job(4, [2, 3], "1", "asp", "12.0", transport) as ranks:
         ranks.wait_ready([0, 1])
         clean = {k: v for k, v in os.environ.items() if not k.startswith("PYCOLL_")}
         environment = {**clean, "PYTHONPATH": str(ROOT), "PYCOLL_TICKET": ticket_of(ranks)}
+        environment["PYCOLL_TRANSPORTS"] = transport
         os.kill(ranks.ranks[1].pid, signal.SIGSTOP)
         pids = [one.pid for one in ranks.ranks]
         line = [sys.executable, "-m", "pycoll.ps"]
