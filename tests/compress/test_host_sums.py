@@ -13,7 +13,7 @@ import pytest
 from harness import world_in_threads
 
 import pycoll
-from pycoll.compress import Custom, Feedback, RandomK, Threshold, TopK
+from pycoll.compress import Custom, Feedback, PowerSGD, RandomK, Threshold, TopK
 from pycoll.cost import codec_costs
 from pycoll.errors import MismatchError, ReductionError
 
@@ -170,9 +170,26 @@ def test_ranks_that_encode_other_values_lose_nothing(codec: Any) -> None:
     for hosts in [(0, 0, 1, 1), (0, 0, 1, 1), (0, 0, 0, 1), (0, 1, 1, 0), (0, 0, 0, 0)] * 2:
         xs = [random.integers(-9, 10, count).astype(np.float32) for _ in range(4)]
         total = total + sum(xs)
-        got = got + called(hosts, xs, codec, "sum", feedbacks)[0]
+        found = called(hosts, xs, codec, "sum", feedbacks)
+        same(found, found[0])
+        got = got + found[0]
         held = sum(one.residual for one in feedbacks)
         assert np.array_equal(got + held, total), hosts
+
+
+@pytest.mark.parametrize("hosts", HOSTS, ids=str)
+def test_approximations_of_low_rank_are_alike_on_all_hosts(hosts: tuple[int, ...]) -> None:
+    """What a rank gets has the same bits on all ranks, and misses the sum by all residuals."""
+    feedbacks = [Feedback() for _ in hosts]
+    for step in range(3):
+        xs = [values(rank + 7 * step, 24 * 36).reshape(24, 36) for rank in range(len(hosts))]
+        before = [one.residual for one in feedbacks] if step else [np.zeros_like(xs[0])]
+        wanted = np.sum([*xs, *before], axis=0, dtype=np.float64)
+        found = called(hosts, xs, PowerSGD(2), "sum", feedbacks)
+        same(found, found[0])
+        held = np.sum([one.residual for one in feedbacks], axis=0, dtype=np.float64)
+        assert 0 < np.linalg.norm(held) < np.linalg.norm(wanted)
+        assert np.allclose(found[0] + held, wanted, atol=1e-4), step
 
 
 def test_momentum_is_that_of_the_sums_of_hosts() -> None:
