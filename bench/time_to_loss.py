@@ -1,11 +1,11 @@
-"""Loss against seconds over slow links, and the time that DiLoCo loses to communication.
+"""Loss and accuracy against seconds over slow links, and what DiLoCo loses to communication.
 
     .venv/bin/python bench/time_to_loss.py --markdown docs/results/compressed-training.md \
-        --plot docs/results/compressed-training.svg
+        --plot docs/results/time-to-loss.svg
 
 A transformer (bench/learners.py) trains on hosts with a rank each, which are network namespaces
 (bench/hosts.py), so the benchmark needs root. Each method trains for equally many seconds. The
-clock stands while rank 0 measures the loss on data that no rank trains with.
+clock stands while rank 0 measures the loss and the accuracy on data that no rank trains with.
 
 Then DiLoCo trains with an outer step behind a delay, and with one that all ranks wait for. The time
 lost to communication is that inside the calls that start it and wait for it. The share of the outer
@@ -42,8 +42,8 @@ _ROUNDS = 6
 _PACE = 25
 _WAIT_S = 900
 
-#: Points (seconds, steps, loss).
-Curve = list[tuple[float, int, float]]
+#: Points (seconds, steps, loss, share of right predictions).
+Curve = list[tuple[float, int, float, float]]
 
 
 def main() -> None:
@@ -115,12 +115,14 @@ def told(found: dict[str, Any], given: argparse.Namespace) -> list[str]:
             [
                 name,
                 f"{1e3 * seconds / steps:.1f} ms",
-                f"{min(loss for _, _, loss in curve):.3f}",
+                f"{lowest_of(curve):.3f}",
+                f"{max(right for *_, right in curve):.1%}",
                 f"{seconds_to(curve, goal):.1f} s",
                 f"{first / max(seconds_to(curve, goal), 1e-9):.2f}",
             ]
         )
-    head = ("method", "a step", "lowest loss", f"time to {goal:.3f}", "times float32's speed")
+    head = ("method", "a step", "lowest loss", "highest accuracy", f"time to {goal:.3f}")
+    head += ("times float32's speed",)
     return [
         f"{title_of(found, given)}. Gradients are averaged after the backward pass. All ranks "
         f"share the cores of this machine. DiLoCo has every={_EVERY} and delay={_DELAY}. The loss "
@@ -135,7 +137,12 @@ def told(found: dict[str, Any], given: argparse.Namespace) -> list[str]:
 
 def reached_by_all(curves: dict[str, Curve]) -> float:
     """The lowest loss that every method reaches."""
-    return max(min(loss for _, _, loss in curve) for curve in curves.values())
+    return max(lowest_of(curve) for curve in curves.values())
+
+
+def lowest_of(curve: Curve) -> float:
+    """The lowest loss."""
+    return min(loss for _, _, loss, _ in curve)
 
 
 def seconds_to(curve: Curve, goal: float) -> float:
@@ -179,25 +186,28 @@ def write(path: Path, title: str, lines: Sequence[str], picture: Path | None) ->
     told_lines = [page.origin(), "", *lines]
     if picture is not None:
         place = os.path.relpath(picture, path.parent)
-        told_lines += ["", f"![loss against seconds, by method]({place})"]
+        told_lines += ["", f"![accuracy and loss against seconds, by method]({place})"]
     page.write_section(path, title, told_lines)
 
 
 def draw(path: Path, curves: dict[str, Curve], title: str) -> None:
-    """Draw the loss of each method against seconds."""
+    """Draw the accuracy and the loss of each method against seconds."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(6.4, 3.8), layout="constrained")
-    for name, curve in curves.items():
-        axes.plot([one[0] for one in curve], [one[2] for one in curve], linewidth=1.2, label=name)
-    axes.set_xlabel("seconds of training")
-    axes.set_ylabel("loss of the next character")
-    axes.set_title(title, fontsize=9)
-    axes.grid(alpha=0.4, linewidth=0.4)
-    axes.legend(fontsize=8, frameon=False)
+    figure, panels = pyplot.subplots(1, 2, figsize=(9.6, 3.8), layout="constrained")
+    shown = ((100, 3, "characters predicted rightly, %"), (1, 2, "loss of the next character"))
+    for axes, (scale, place, label) in zip(panels, shown, strict=True):
+        for name, curve in curves.items():
+            heights = [scale * one[place] for one in curve]
+            axes.plot([one[0] for one in curve], heights, linewidth=1.2, label=name)
+        axes.set_xlabel("seconds of training")
+        axes.set_ylabel(label)
+        axes.grid(alpha=0.4, linewidth=0.4)
+    panels[0].legend(fontsize=8, frameon=False)
+    figure.suptitle(title, fontsize=9)
     figure.savefig(path)
     pyplot.close(figure)
 
@@ -242,7 +252,8 @@ def curve_of(comm: Any, task: Any, method: Any, seconds: float) -> Curve:
     from learners import common
 
     stepper = method.wrapped(comm, task.optimizer)
-    points, step = [(0.0, 0, task.score(None)[1])], 0
+    right, loss = task.score(None)
+    points, step = [(0.0, 0, loss, right)], 0
     comm.barrier()
     begin = time.perf_counter()
     while comm.broadcast(points[-1][0], 0) < seconds:
@@ -251,9 +262,9 @@ def curve_of(comm: Any, task: Any, method: Any, seconds: float) -> Curve:
             step += 1
         comm.barrier()
         now = time.perf_counter()
-        loss = task.score(common(stepper))[1] if comm.rank == 0 else 0.0
+        right, loss = task.score(common(stepper)) if comm.rank == 0 else (0.0, 0.0)
         # A loss that is not a number reaches no goal.
-        points.append((now - begin, step, loss if math.isfinite(loss) else math.inf))
+        points.append((now - begin, step, loss if math.isfinite(loss) else math.inf, right))
         comm.barrier()
         begin += time.perf_counter() - now
     stepper.finish()

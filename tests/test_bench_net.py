@@ -179,10 +179,10 @@ def test_the_time_to_a_loss_is_measured_and_drawn(tmp_path: Path) -> None:
     assert process.returncode == 0, stderr
     text = page.read_text()
     assert "\n## Time to a loss over slow links, 1 Gb/s\n" in text
-    assert f"![loss against seconds, by method]({picture})" in text
+    assert f"![accuracy and loss against seconds, by method]({picture})" in text
     assert re.search(r"2 hosts, links of 1 Gb/s, a transformer of [\d.]+ MB of gradients\. ", text)
     rows = re.findall(
-        r"^\| (\S.*?) \| [\d.]+ ms \| [\d.]+ \| [\d.]+ s \| ([\d.]+) \|$", stdout, re.M
+        r"^\| (\S.*?) \| [\d.]+ ms \| [\d.]+ \| [\d.]+% \| [\d.]+ s \| ([\d.]+) \|$", stdout, re.M
     )
     assert [name for name, _ in rows] == ["float32", "int8", "top-k 1 %", "DiLoCo"], stdout
     assert rows[0][1] == "1.00", "float32's speed is the measure"
