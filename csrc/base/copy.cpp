@@ -71,7 +71,7 @@ void stream_copy(std::byte* to, const std::byte* from, std::size_t bytes) {
 
 void string_copy(std::byte* to, const std::byte* from, std::size_t bytes) {
 // Sanitizers do not see what inline assembly writes.
-#if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#if defined(__x86_64__) && !defined(PYCOLL_SANITIZED)
   __asm__ volatile("rep movsb" : "+D"(to), "+S"(from), "+c"(bytes) : : "memory");
 #else
   std::memcpy(to, from, bytes);

@@ -2,5 +2,8 @@
 // payloads are stored past the caches.
 #include "shm_fixture.h"
 
-const pycoll::conformance::Conformance with_fences(pycoll::testing::shm_medium({false, true}));
+using pycoll::transport::shm::StoreKind;
+
+const pycoll::conformance::Conformance with_fences(
+    pycoll::testing::shm_medium({false, StoreKind::kStreaming}));
 RUN_TESTS()

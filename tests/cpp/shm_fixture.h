@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -72,9 +73,10 @@ class ShmFixture : public conformance::Fixture {
   std::vector<std::unique_ptr<transport::ShmTransport>> ranks_;
 };
 
-inline conformance::Medium shm_medium(const transport::ShmOptions& options) {
+inline conformance::Medium shm_medium(const transport::ShmOptions& options,
+                                      const std::string& name = "") {
   return {
-      "",
+      name,
       true,
       [options](int size, std::uint64_t) { return std::make_unique<ShmFixture>(size, options); },
       {.store_hints = true,
