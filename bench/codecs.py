@@ -128,7 +128,7 @@ def main() -> int:
     options = parser.parse_args()
     head = ["codec", "kernel", "bytes", "encode", "decode", "decode and add", "copy", "target"]
     print("# GB/s of float32")
-    print("".join(f"{word:>16}" for word in head))
+    print("  ".join(f"{word:>14}" for word in head))
     rows = []
     isas = [isa for isa in _core.isas() if isa not in ("reference", "avx512fp16")]
     for nbytes in filter(None, (options.bytes, options.long)):
@@ -139,7 +139,7 @@ def main() -> int:
                 else:
                     line = measure(name, isa, nbytes, options.rounds)
                 rows.append(cells(line, nbytes == options.long))
-                print("".join(f"{word:>16}" for word in rows[-1]), flush=True)
+                print("  ".join(f"{word:>14}" for word in rows[-1]), flush=True)
     if options.markdown is not None:
         what = (
             f"GB/s of float32, blocks of {_BLOCK} values, one core, in turns with a copy of as "
