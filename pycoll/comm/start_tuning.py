@@ -7,17 +7,13 @@ from typing import TYPE_CHECKING
 
 from pycoll import _core
 from pycoll.cost import tuning_file
-from pycoll.cost.slot_stores import STRING
+from pycoll.cost.slot_stores import GAIN, STRING
 
 if TYPE_CHECKING:
     from pycoll.config import Config
 
 #: The most seconds of the measurement when a program starts.
 MEASURING_S = 4e-3
-#: The string instruction is chosen unless other stores take less than this share of its time: where
-#: a hypervisor moves cores, ordinary and streaming stores change their order, and it stays close to
-#: the best.
-_GAIN = 0.8
 
 
 def start_tuning(config: Config) -> tuning_file.Tuning:
@@ -45,4 +41,4 @@ def measured_stores() -> str | None:
     if times is None:
         return None
     best = min(times, key=times.__getitem__)
-    return best if times[best] < _GAIN * times[STRING] else STRING
+    return best if times[best] < GAIN * times[STRING] else STRING

@@ -348,6 +348,8 @@ def test_options_are_compared_inside_each_pass() -> None:
     assert best(moved[1:2], "usual") == "other"
     assert best([pass_of(usual=1.0, other=0.9)], "usual") == "other"
     assert best([pass_of(usual=1.0, other=0.98)], "usual") == "usual"
+    assert best([pass_of(usual=1.0, other=0.9)], "usual", 0.8) == "usual"
+    assert best([pass_of(usual=1.0, other=0.7)], "usual", 0.8) == "other"
 
 
 def test_of_three_passes_the_median_counts() -> None:

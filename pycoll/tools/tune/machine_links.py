@@ -210,7 +210,7 @@ class Tuner:
             for transport in self._options.transports:
                 if transport == "shm":
                     stores = self._in_passes(self._stores_jobs())
-                    self._slot_stores = best_option(stores, slot_stores.STRING)
+                    self._slot_stores = best_option(stores, slot_stores.STRING, slot_stores.GAIN)
                     self._say(f"  {transport:10} fills slots by {self._slot_stores} stores")
                 segments = self._in_passes({n: self._segment_jobs(transport, n) for n in SEGMENTS})
                 segment_bytes = best_option(segments, SEGMENT_BYTES)
@@ -324,8 +324,11 @@ def best_segment(times: Times) -> int:
     return best_option([lengths], max(lengths))
 
 
-def best_option(passes: Sequence[Mapping[Option, Times]], usual: Option) -> Option:
-    """The option with the shortest times; ``usual`` if another one gains little.
+def best_option(
+    passes: Sequence[Mapping[Option, Times]], usual: Option, gain: float = _GAIN
+) -> Option:
+    """The option with the shortest times; ``usual`` unless another one takes less than the share
+    ``gain`` of its times.
 
     Times are compared with those of ``usual`` in the same pass; the median of the passes counts.
     """
@@ -334,7 +337,7 @@ def best_option(passes: Sequence[Mapping[Option, Times]], usual: Option) -> Opti
         for option in passes[0]
     }
     best = min(ratios, key=lambda option: ratios[option])
-    return best if ratios[best] < _GAIN else usual
+    return best if ratios[best] < gain else usual
 
 
 def medians(passes: Iterable[Times]) -> Times:
