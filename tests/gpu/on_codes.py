@@ -86,38 +86,46 @@ def test_other_numbers_of_ranks(size: int) -> None:
     made.close()
 
 
-def test_every_way_to_call(world: ThreadWorld) -> None:
-    """In place, strided, of several axes, asynchronous, bound, in lists and in groups."""
-    xs = [values(rank, 300).reshape(20, 15) for rank in range(SIZE)]
-    expected = coded_sums.all_reduce(INT8, xs)
-    short = coded_sums.all_reduce(INT8, given(65))
+def check_every_way_to_call(
+    world: ThreadWorld, codec: Any, xs: list[Any], expected: Any, short: Any
+) -> None:
+    """In place, of several axes, asynchronous, on a stream, bound, in lists and in groups.
+
+    ``xs``: the arrays of the ranks, whose sum is ``expected``; ``short``: that of given(65).
+    """
 
     def run(comm: pycoll.Communicator) -> None:
         mine = xs[comm.rank]
-        found = [comm.all_reduce(array(mine), compress=INT8, async_op=True).wait()]
+        found = [comm.all_reduce(array(mine), compress=codec, async_op=True).wait()]
         out = array(np.zeros_like(mine))
         x, other = array(mine), Stream()
         cuda.current().synchronize()  # type: ignore[union-attr] # on_stream made one
-        assert comm.all_reduce(x, out=out, compress=INT8, stream=other) is out
+        assert comm.all_reduce(x, out=out, compress=codec, stream=other) is out
         other.synchronize()
         found.append(out)
         place = array(mine)
-        found.append(comm.all_reduce(place, out=place, compress=INT8))
-        bound = comm.all_reduce.bind(array(mine), compress=INT8)
+        found.append(comm.all_reduce(place, out=place, compress=codec))
+        bound = comm.all_reduce.bind(array(mine), compress=codec)
         found += [bound(), bound()]
         with comm.group():
-            alone = comm.all_reduce(array(mine), compress=INT8)
-            listed = comm.all_reduce([array(mine)], compress=INT8)
+            alone = comm.all_reduce(array(mine), compress=codec)
+            listed = comm.all_reduce([array(mine)], compress=codec)
         found += [alone.wait(), listed.wait()[0]]
         both = [array(mine), array(values(comm.rank, 65))]
         for async_op in (False, True):
-            made = comm.all_reduce(both, compress=INT8, async_op=async_op)
+            made = comm.all_reduce(both, compress=codec, async_op=async_op)
             first, second = made.wait() if async_op else made
             found.append(first)
             assert coded_sums.same(second.get(), short)
         assert all(coded_sums.same(one.get(), expected) for one in found)
 
     ranks_of(world, run)
+
+
+def test_every_way_to_call(world: ThreadWorld) -> None:
+    xs = [values(rank, 300).reshape(20, 15) for rank in range(SIZE)]
+    sums = [coded_sums.all_reduce(INT8, arrays) for arrays in (xs, given(65))]
+    check_every_way_to_call(world, INT8, xs, *sums)
 
 
 @pytest.mark.parametrize("codec", CODECS, ids=repr)
@@ -431,37 +439,9 @@ def test_top_k_among_other_numbers_of_ranks(size: int) -> None:
 
 
 def test_every_way_to_call_with_top_k(world: ThreadWorld) -> None:
-    """In place, of several axes, strided, asynchronous, on a stream, bound, in lists and groups."""
-    codec = TopK(0.2)
     xs = [values(rank, 300).reshape(20, 15) for rank in range(SIZE)]
-    expected, short = top_k_sum(xs, 0.2), top_k_sum(given(65), 0.2)
-
-    def run(comm: pycoll.Communicator) -> None:
-        mine = xs[comm.rank]
-        found = [comm.all_reduce(array(mine), compress=codec, async_op=True).wait()]
-        out = array(np.zeros_like(mine))
-        x, other = array(mine), Stream()
-        cuda.current().synchronize()  # type: ignore[union-attr] # on_stream made one
-        assert comm.all_reduce(x, out=out, compress=codec, stream=other) is out
-        other.synchronize()
-        found.append(out)
-        place = array(mine)
-        found.append(comm.all_reduce(place, out=place, compress=codec))
-        bound = comm.all_reduce.bind(array(mine), compress=codec)
-        found += [bound(), bound()]
-        with comm.group():
-            alone = comm.all_reduce(array(mine), compress=codec)
-            listed = comm.all_reduce([array(mine)], compress=codec)
-        found += [alone.wait(), listed.wait()[0]]
-        both = [array(mine), array(values(comm.rank, 65))]
-        for async_op in (False, True):
-            made = comm.all_reduce(both, compress=codec, async_op=async_op)
-            first, second = made.wait() if async_op else made
-            found.append(first)
-            assert coded_sums.same(second.get(), short)
-        assert all(coded_sums.same(one.get(), expected) for one in found)
-
-    ranks_of(world, run)
+    sums = [top_k_sum(arrays, 0.2) for arrays in (xs, given(65))]
+    check_every_way_to_call(world, TopK(0.2), xs, *sums)
 
 
 def test_top_k_of_lists_of_several_types(world: ThreadWorld) -> None:
