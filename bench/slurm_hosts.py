@@ -52,7 +52,7 @@ def obstacle() -> str:
 
 
 class Slurm:
-    """A cluster on the hosts of ``world``, from ``start`` until ``stop``."""
+    """A cluster on the hosts of ``world``, whose daemons run inside a with statement."""
 
     def __init__(self, world: hosts.Hosts, folder: Path, default: str = "none") -> None:
         self._world, self._folder = world, folder
@@ -83,8 +83,16 @@ class Slurm:
             "SLURM_CONF": str(self._folder / "slurm.conf"),
         }
 
-    def start(self) -> None:
-        """Start the daemons and wait until all nodes are ready."""
+    def __enter__(self) -> Slurm:
+        """Start the daemons and wait until all nodes are ready; if that fails, end them."""
+        try:
+            self._start_daemons()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def _start_daemons(self) -> None:
         files = {"socket": "munge.socket", "key-file": "munge.key", "pid-file": "munge.pid"}
         files |= {"log-file": "munge.log", "seed-file": "munge.seed"}
         options = [f"--{name}={self._folder / file}" for name, file in files.items()]
@@ -109,7 +117,7 @@ class Slurm:
         """Run a command of Slurm on the first host."""
         return self._run(line, 120, **environ)
 
-    def stop(self) -> None:
+    def __exit__(self, *_: object) -> None:
         for process in reversed(self._started):
             process.terminate()
             try:

@@ -127,11 +127,8 @@ def by_srun(world: Hosts, folder: Path) -> Iterator[Run]:
         if done.returncode != 0:
             raise SystemExit(f"srun ended with status {done.returncode}: {done.stderr[-2000:]}")
 
-    try:
-        cluster.start()
+    with cluster:
         yield run
-    finally:
-        cluster.stop()
 
 
 def start_ray(world: Hosts) -> tuple[str, dict[str, str]]:

@@ -63,13 +63,11 @@ def cluster(
 ) -> Iterator[tuple[Slurm, mpi_hosts.hosts.Hosts]]:
     if slurm_hosts.obstacle():
         pytest.skip(slurm_hosts.obstacle())
-    with mpi_hosts.two_hosts(tmp_path_factory.mktemp("hosts")) as (world, _):
-        slurm = Slurm(world, tmp_path_factory.mktemp("slurm"), default="pmix")
-        try:
-            slurm.start()
-            yield slurm, world
-        finally:
-            slurm.stop()
+    with (
+        mpi_hosts.two_hosts(tmp_path_factory.mktemp("hosts")) as (world, _),
+        Slurm(world, tmp_path_factory.mktemp("slurm"), default="pmix") as slurm,
+    ):
+        yield slurm, world
 
 
 @of("slurm")

@@ -25,13 +25,11 @@ Cluster = tuple[Slurm, mpi_hosts.hosts.Hosts]
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """A cluster whose administrator chose pmix."""
-    with mpi_hosts.two_hosts(tmp_path_factory.mktemp("hosts")) as (world, _):
-        slurm = Slurm(world, tmp_path_factory.mktemp("slurm"), default="pmix")
-        try:
-            slurm.start()
-            yield slurm, world
-        finally:
-            slurm.stop()
+    with (
+        mpi_hosts.two_hosts(tmp_path_factory.mktemp("hosts")) as (world, _),
+        Slurm(world, tmp_path_factory.mktemp("slurm"), default="pmix") as slurm,
+    ):
+        yield slurm, world
 
 
 @pytest.mark.parametrize("options", [(), ("--mpi=pmix",), ("--mpi=pmi2",)])
