@@ -101,8 +101,9 @@ def tell(given: argparse.Namespace, rounds: Rounds) -> None:
         target = TARGETS[given.gigabit].get(name)
         parts = (seconds, wire / cable)
         figures = (nbytes / seconds / 1e6, ratio("float32", name))
-        shown = [f"{figure:.3g}" for figure in figures]
-        shown += ["" if target is None else f"{target:g}", *(f"{1e3 * one:.3g}" for one in parts)]
+        shown = [page.three_digits(figure) for figure in figures]
+        shown.append("" if target is None else f"{target:g}")
+        shown += [page.three_digits(1e3 * part) for part in parts]
         rows.append([name, *shown])
         print("".join(f"{word:>16}" for word in rows[-1]))
     notes = [

@@ -280,13 +280,9 @@ def cells(result: Result, names: Sequence[str]) -> list[str]:
     shown = []
     for name in names:
         one = result.times.get(name)
-        shown.append("-" if one is None else " / ".join(map(_us, (one.median, one.p99))))
+        shown.append("-" if one is None else " / ".join(map(page.us, (one.median, one.p99))))
     verdicts = "; ".join(result.scene.judge(result))
     return [str(result.nbytes), *shown, f"{result.busbw() / 1e9:.3g}", verdicts]
-
-
-def _us(seconds: float) -> str:
-    return report.four_digits(seconds * 1e6)
 
 
 def head(names: Sequence[str]) -> list[str]:

@@ -59,11 +59,11 @@ def per_call(statements: Sequence[str], names: dict[str, Any], rounds: int) -> l
 
 
 def us(value: float) -> str:
-    return f"{value:.3g} us"
+    return f"{page.three_digits(value)} us"
 
 
 def ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.3g} ms"
+    return f"{page.three_digits(seconds * 1e3)} ms"
 
 
 # One rank
@@ -121,10 +121,7 @@ def imports(rounds: int) -> list[Figure]:
     turns = [[start(code) for code in codes] for _ in range(rounds)]
     bare, *others = map(statistics.median, zip(*turns, strict=True))
     names = ("import numpy, for comparison", "import pycoll", "import pycoll, and first use")
-    return [
-        (name, f"{(seconds - bare) * 1e3:.3g} ms")
-        for name, seconds in zip(names, others, strict=True)
-    ]
+    return [(name, ms(seconds - bare)) for name, seconds in zip(names, others, strict=True)]
 
 
 # Several ranks, as processes

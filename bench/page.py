@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
-from pycoll.tools.bench.report import machine_text
+from pycoll.tools.bench import report
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -24,6 +24,16 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     ]
 
 
+def three_digits(value: float) -> str:
+    """Format with three significant digits, and never with an exponent: 1140 is "1140"."""
+    return f"{value:.0f}" if value >= 999.5 else f"{value:.3g}"
+
+
+def us(seconds: float) -> str:
+    """Format a time in microseconds."""
+    return report.four_digits(seconds * 1e6)
+
+
 def verdict(what: str, found: float, target: float) -> str:
     """Format a figure and its target: "UCX / pycoll 1.21 of 1.2, reached"."""
     return f"{what} {found:.2f} of {target:g}, {'reached' if found >= target else 'missed'}"
@@ -31,7 +41,7 @@ def verdict(what: str, found: float, target: float) -> str:
 
 def machine() -> str:
     """Describe the processor, the cores and the kernel."""
-    return f"{machine_text()}, Linux {platform.release()}"
+    return f"{report.machine_text()}, Linux {platform.release()}"
 
 
 def commit() -> str:

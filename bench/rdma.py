@@ -195,11 +195,11 @@ def in_guest(words: Sequence[str], timeout_s: float) -> Iterator[Row]:
 def cells(row: Row, names: Sequence[str]) -> list[str]:
     """Return a table's row: bytes, times of each entrant, bandwidths, targets."""
     times = [
-        f"{row.median(name) * 1e6:.4g} / {row.p99[name] * 1e6:.4g}" if name in row.batches else "-"
+        " / ".join(map(page.us, (row.median(name), row.p99[name]))) if name in row.batches else "-"
         for name in names
     ]
-    wire = "-" if row.wire is None else f"{row.wire / 1e6:.3g}"
-    busbw = f"{row.busbw() / 1e6:.3g}"
+    wire = "-" if row.wire is None else page.three_digits(row.wire / 1e6)
+    busbw = page.three_digits(row.busbw() / 1e6)
     return [str(row.nbytes), *times, busbw, wire, "; ".join(row.verdicts())]
 
 

@@ -300,19 +300,15 @@ def cells(result: Result, names: Sequence[str]) -> list[str]:
     shown = []
     for name in names:
         one = times.get(name)
-        shown.append("-" if one is None else " / ".join(map(_us, (one.median, one.p99))))
+        shown.append("-" if one is None else " / ".join(map(page.us, (one.median, one.p99))))
     return [
         *(row.collective, str(row.ranks), str(result.nbytes), *shown),
-        "-" if result.bare_s is None else _us(result.bare_s),
+        "-" if result.bare_s is None else page.us(result.bare_s),
         ratio_text(mpi_ratio(times), row.mpi),
         ratio_text(mpi_ratio(times, TORCH), row.mpi),
         ratio_text(mpi_ratio(times, SHARED), row.shared),
         "-" if row.gloo is None else ratio_text(ratio(times, "gloo"), row.gloo),
     ]
-
-
-def _us(seconds: float) -> str:
-    return report.four_digits(seconds * 1e6)
 
 
 def head(names: Sequence[str]) -> list[str]:
@@ -347,7 +343,8 @@ def processor_lines(results: Sequence[Result]) -> list[str]:
     """Return the lines with the processor time of all ranks."""
     return [
         f"{one.row.collective} of {one.nbytes} bytes on {one.row.ranks} ranks takes processor "
-        f"time, us of all ranks: {', '.join(f'{n} {_us(s)}' for n, s in one.processor_s.items())}"
+        "time, us of all ranks: "
+        + ", ".join(f"{name} {page.us(spent)}" for name, spent in one.processor_s.items())
         for one in results
         if one.processor_s
     ]

@@ -289,7 +289,7 @@ def judged(found: Found) -> list[str]:
 
 
 def ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.3g} ms"
+    return f"{page.three_digits(seconds * 1e3)} ms"
 
 
 def main() -> None:

@@ -49,7 +49,7 @@ def test_the_section_is_written_and_no_other_is_touched(tmp_path: Path) -> None:
     rdma.write_markdown(page, [ROW])
     text = page.read_text()
     assert text.startswith("# Results\n\n## One\n\nfirst\n")
-    assert "| 2097152 | 1.1e+04 / 3e+04 | 1.3e+04 / 4e+04 | 191 | 200 | UCX" in text
+    assert "| 2097152 | 11000 / 30000 | 13000 / 40000 | 191 | 200 | UCX" in text
 
 
 def test_ranks_of_both_libraries_get_a_device_each() -> None:

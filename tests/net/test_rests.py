@@ -26,7 +26,7 @@ import pycoll
 comm = pycoll.init()
 mine = np.zeros(65536, np.uint8)
 comm.barrier()
-for round in range(9):
+for round in range(17):
     comm.barrier()
     began = time.monotonic()
     if comm.rank == 0:
@@ -47,12 +47,30 @@ for round in range(9):
 """
 
 
+def _send_segments_at_once(world: hosts.Hosts, rank: int) -> None:
+    """Lets a connection's first write go into the queue whole.
+
+    A congestion window of ten packets divides a segment into several round trips, and segments of
+    two ranks then mix in the queue whatever the sender does.
+    """
+
+    def on(*command: str) -> str:
+        done = subprocess.run(world.on(rank, command), check=True, capture_output=True, text=True)
+        return done.stdout
+
+    on("sysctl", "-qw", "net.ipv4.tcp_slow_start_after_idle=0")
+    for route in on("ip", "-4", "route", "show").splitlines():
+        on("ip", "route", "change", *route.split(), "initcwnd", "100")
+
+
 def test_a_segment_is_complete_before_the_next_one_of_another_peer() -> None:
     why = hosts.obstacle()
     if why:
         pytest.skip(f"needs root and network namespaces: {why}")
     # A segment takes 26 ms.
     with hosts.Hosts(4, hosts.Shape("20mbit", "80kb", "200ms")) as world:
+        for rank in range(4):
+            _send_segments_at_once(world, rank)
         ranks = [
             subprocess.Popen(
                 world.on(rank, [sys.executable, "-c", SCRIPT]),
@@ -74,7 +92,7 @@ def test_a_segment_is_complete_before_the_next_one_of_another_peer() -> None:
         said = [rank.communicate(timeout=100) for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0] * 4, said
     rounds = [[float(word) for word in line.split()] for line in said[0][0].splitlines()]
-    assert len(rounds) == 9
-    # In the first round queues hold less, and other work on the machine may hold one up.
-    middle = statistics.median(first / second for first, second, _ in rounds[1:])
-    assert middle < 0.75, f"1 where rests are held back, else about 0.45: {rounds}"
+    assert len(rounds) == 17
+    # Other work on the machine makes some rounds longer, and it cannot make any shorter.
+    quartile = statistics.quantiles((first / second for first, second, _ in rounds[1:]), n=4)[0]
+    assert quartile < 0.7, f"1 where rests are held back, else about 0.45: {rounds}"
