@@ -21,6 +21,9 @@ from pycoll.untrusted import json_object, read_json
 
 #: The most names of a shard's texts.
 TEXTS_MAX = 1 << 16
+#: Of each worker the newest pushes that came too late are known. Those whose answers a server may
+#: have lost are among them, since a worker has few pushes under way.
+LATE_MAX = 256
 #: The members of the text of a RESTORE with the flag ALL.
 _RESTORED = {"clocks": dict, "version": int, "optimizer": str}
 _OPEN_ROUND = (
@@ -128,6 +131,8 @@ class Shard:
         self.live = sorted(workers)
         self.clocks = dict.fromkeys(self.live, 0)
         self.applied = dict.fromkeys(self.live, 0)
+        #: By worker the numbers of its newest pushes that came too late for their round.
+        self.late: dict[int, list[int]] = {}
         self.parts: dict[tuple[int, int], Part] = {}
         self.texts: dict[str, str] = {}
         #: By number the names of keys and tables with parts here, for figures.
@@ -163,7 +168,8 @@ class Shard:
             return Effect(refusal=f"rank {worker} is no worker of this store, or was found gone")
         if update.seq <= self.applied[worker]:
             self.counts.repeated += 1
-            return Effect(REPEATED, self._version_for(update))
+            flags = DROPPED if update.seq in self.late.get(worker, ()) else 0
+            return Effect(REPEATED | flags, self._version_for(update))
         self.applied[worker] = update.seq
         if update.kind is Kind.PUSH:
             return self._push(update)
@@ -239,6 +245,7 @@ class Shard:
         elif push.round < max(part.version, self.clock_of(push.worker, part)):
             # The round has ended, or this worker's earlier process has pushed in it.
             self.counts.dropped += 1
+            self.late[push.worker] = [*self.late.get(push.worker, ()), push.seq][-LATE_MAX:]
             flags = DROPPED
         else:
             kept = part.pending.setdefault(push.round, {})
@@ -256,6 +263,7 @@ class Shard:
             self.lost = worker if self.lost is None else self.lost
             return
         self.live.remove(worker)
+        self.late.pop(worker, None)
         self.epoch += 1
         if self.consistency.elastic:
             self._discard(worker)

@@ -23,6 +23,7 @@ FACTS = {
     "live": list,
     "clocks": dict,
     "applied": dict,
+    "late": dict,
     "texts": dict,
     "names": dict,
     "optimizer": str,
@@ -74,6 +75,7 @@ def pieces_of(shard: Shard, lsn: int) -> Iterator[Message]:
         "live": shard.live,
         "clocks": shard.clocks,
         "applied": shard.applied,
+        "late": shard.late,
         "texts": shard.texts,
         "names": shard.names,
         "optimizer": shard.optimizer.hex(),
@@ -139,6 +141,7 @@ class Filling:
         shard.live = list(facts["live"])
         shard.clocks = _numbers(facts["clocks"])
         shard.applied = _numbers(facts["applied"])
+        shard.late = {int(worker): list(late) for worker, late in facts["late"].items()}
         shard.texts = dict(facts["texts"])
         shard.names = {int(number): str(name) for number, name in facts["names"].items()}
         shard.optimizer = bytes.fromhex(facts["optimizer"])

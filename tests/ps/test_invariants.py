@@ -63,7 +63,7 @@ def steps(world: World, rank: int) -> Program:
 
 
 def rounds(world: World, rank: int) -> Program:
-    return exchanging(world, rank, 4, [])
+    return exchanging(world, rank, 4, [], [])
 
 
 @pytest.mark.parametrize("consistency", [ASP, BSP(), BSP(elastic=True), SSP(1), SSP(3)])

@@ -13,6 +13,7 @@ from simulated_servers import Program, Records, World
 from pycoll.ps.client_machine import WINDOW
 from pycoll.ps.consistency import ASP, BSP, SSP, Backup, Consistency
 from pycoll.ps.messages import LAST, MAKES, PULLS, Kind
+from pycoll.ps.replica import Replica
 
 SEEDS = 1000
 #: Seeds in which a server is killed at each message, and those in which a worker dies with it.
@@ -556,7 +557,9 @@ def test_bulk_synchronous_stores_name_the_worker_that_died() -> None:
 # Rounds that are folded
 
 
-def exchanging(world: World, rank: int, steps: int, results: list[Any]) -> Program:
+def exchanging(
+    world: World, rank: int, steps: int, results: list[Any], pushes: list[Any]
+) -> Program:
     """Push a part and pull it, by one request or two, until each key has so many rounds."""
     if rank == 0:
         yield world.load(rank, KEYS, ())
@@ -573,6 +576,7 @@ def exchanging(world: World, rank: int, steps: int, results: list[Any]) -> Progr
             tag = (rounds[key], rank, step)
             flags = LAST | PULLS if world.random.random() < 0.5 else LAST
             push = world.request(rank, Kind.PUSH, key, payload=tag, round=rounds[key], flags=flags)
+            pushes.append(push)
             pulls.append((key, push if flags & PULLS else world.request(rank, Kind.PULL, key)))
         yield [pull for _, pull in pulls]
         for key, pull in pulls:
@@ -583,14 +587,17 @@ def exchanging(world: World, rank: int, steps: int, results: list[Any]) -> Progr
 def run_rounds(seed: int, consistency: Consistency, workers: int, replicas: int = 0) -> list[Any]:
     world = World(seed, consistency, workers, 2, replicas, Records())
     results: list[Any] = []
+    pushes: list[Any] = []
     for rank in world.clients:
-        world.start(rank, exchanging(world, rank, 3, results))
+        world.start(rank, exchanging(world, rank, 3, results, pushes))
     if replicas:
         kill_at(world, world.random.randint(1, 200), world.random.choice(list(world.servers)))
     world.run()
     assert world.ended == set(world.clients) and world.failed == {}, seed
-    for server in world.servers.values():
+    for rank, server in world.servers.items():
         for replica in server.replicas.values():
+            if rank in world.alive:
+                check_late(replica, pushes, seed)
             parts = replica.shard.parts.values()
             # A dropped push is counted, and not kept.
             kept = sum(len(by) for part in parts for by in part.pending.values())
@@ -599,6 +606,19 @@ def run_rounds(seed: int, consistency: Consistency, workers: int, replicas: int 
             assert replicas or counts.pushes == folded + counts.dropped + kept, seed
             assert all(turn >= part.version for part in parts for turn in part.pending), seed
     return results
+
+
+def check_late(replica: Replica, pushes: list[Any], seed: int) -> None:
+    """Check that answers say "dropped" of just those pushes that a shard has not got."""
+    held = set()
+    for (key, _), part in replica.shard.parts.items():
+        kept = (tags for by in part.pending.values() for tags in by.values())
+        for tags in (*kept, *(tags for tags, _ in part.value)):
+            held.update((key, tag) for tag in tags)
+    for push in pushes:
+        message = push.message
+        if push.answer is not None and message.shard == replica.number:
+            assert push.dropped != ((message.key, message.payload) in held), (seed, push.answer)
 
 
 @pytest.mark.parametrize(("consistency", "replicas"), [(BSP(), 0), (SSP(0), 0), (Backup(1.0), 1)])
