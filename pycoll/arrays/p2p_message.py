@@ -8,7 +8,7 @@ from pycoll import _core
 from pycoll.arrays.device_view import Where
 
 
-class Message(NamedTuple):
+class P2PMessage(NamedTuple):
     """A send or a recv. ``view`` is its memory; the caller gets ``result``."""
 
     sends: bool

@@ -38,7 +38,7 @@ _T = TypeVar("_T")
 _BY_ITEM = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}
 
 
-class Message(NamedTuple):
+class FusedMessage(NamedTuple):
     """Arrays that travel together, and their prepared operation."""
 
     members: list[Ends]
@@ -47,7 +47,7 @@ class Message(NamedTuple):
     #: Of each member, what codecs left out; empty without feedback.
     residuals: Sequence[_core.BufferView] = ()
 
-    def in_list(self, key: int) -> Message:
+    def in_list(self, key: int) -> FusedMessage:
         """Return the same with the key of the whole list as a part of its own.
 
         Without that, a rank whose list is shorter could leave before another rank begins its last
@@ -55,7 +55,7 @@ class Message(NamedTuple):
         """
         return self._replace(prepared=self.prepared._replace(key=self.prepared.key ^ key))
 
-    def as_coded(self, memories: Sequence[tuple[Any, int]]) -> tuple[Message, list[CodedEnds]]:
+    def as_coded(self, memories: Sequence[tuple[Any, int]]) -> tuple[FusedMessage, list[CodedEnds]]:
         """Return the same with the arrays and residuals that a codec takes, and these ends.
 
         ``memories``: of each array the Feedback, or None for all, and its number there.
@@ -253,7 +253,7 @@ def start_list(
         )
         mine = [members[number] for number in numbers]
         wheres = [Where(one.ends.framework, one.x, stream) for one in mine]
-        messages.append(Message([one.ends for one in mine], prepared, wheres))
+        messages.append(FusedMessage([one.ends for one in mine], prepared, wheres))
     if not messages:
         work = _core.open_work()
         _core.fill_work(work, results())
@@ -272,7 +272,7 @@ def start_list(
 
 def _start_all(
     communicator: Core,
-    messages: list[Message],
+    messages: list[FusedMessage],
     results: Callable[[], Any],
     async_op: bool,
     feedback: Any,
@@ -298,11 +298,11 @@ def _start_all(
 
 
 def _as_coded(
-    messages: list[Message],
+    messages: list[FusedMessage],
     feedback: Any,
     shared: list[list[int]],
     results: Callable[[], Any],
-) -> tuple[list[Message], Callable[[], Any]]:
+) -> tuple[list[FusedMessage], Callable[[], Any]]:
     """Return the messages of one call as codecs take them, and ``results`` behind their results.
 
     ``shared``: the arrays of each message, by their numbers.

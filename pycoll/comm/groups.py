@@ -22,7 +22,7 @@ from pycoll.arrays.device_view import DeviceView, Where
 from pycoll.arrays.registry import empty, input_of
 from pycoll.comm.codecs import Coding, coding_of, runs_itself
 from pycoll.comm.coded_ends import behind
-from pycoll.comm.fused_batches import Member, Message, fused_view, members_of
+from pycoll.comm.fused_batches import FusedMessage, Member, fused_view, members_of
 from pycoll.comm.operations import Ends, asks_for_servers, ends_of, nothing
 from pycoll.comm.work import Work
 from pycoll.errors import InvalidArgumentError, PycollError
@@ -397,7 +397,7 @@ class Group(_core.Group):
             for one in fusion:
                 if one.feedback is not None:
                     one.feedback.check_free()
-            message, coded = Message(ends, prepared, wheres).as_coded(
+            message, coded = FusedMessage(ends, prepared, wheres).as_coded(
                 [(one.feedback, 0) for one in fusion]
             )
             for one in fusion:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from pycoll import _core
 from pycoll.arrays.device_view import DeviceView, Where
-from pycoll.arrays.p2p_message import Message
+from pycoll.arrays.p2p_message import P2PMessage
 from pycoll.arrays.registry import framework_of
 from pycoll.comm.operations import Core, immediate, operation, repeatable
 from pycoll.errors import InvalidArgumentError, PycollError, TimeoutError
@@ -238,13 +238,13 @@ class Messages(Core):
         rank = -1 if source is None else self._check_rank(source, "source")
         return rank, None if tag is None else check_tag(tag)
 
-    def _look_send(self, x: Any, dest: int, tag: int = 0, *, stream: Any = None) -> Message:
+    def _look_send(self, x: Any, dest: int, tag: int = 0, *, stream: Any = None) -> P2PMessage:
         dest, tag = self._check_rank(dest, "dest"), check_tag(tag)
         framework = framework_of(x)
         view = framework.view(x, "x")
-        return Message(True, dest, tag, view, Where(framework, x, stream), None)
+        return P2PMessage(True, dest, tag, view, Where(framework, x, stream), None)
 
-    def _look_recv(self, out: Any, source: int, tag: int = 0, *, stream: Any = None) -> Message:
+    def _look_recv(self, out: Any, source: int, tag: int = 0, *, stream: Any = None) -> P2PMessage:
         source, tag = self._check_rank(source, "source"), check_tag(tag)
         framework = framework_of(out, "out")
         view = framework.out(out, "out")
@@ -254,16 +254,16 @@ class Messages(Core):
             raise InvalidArgumentError(
                 f"out of shape {view.shape} is not contiguous in C order: receive into one that is"
             )
-        return Message(False, source, tag, view, Where(framework, out, stream), out)
+        return P2PMessage(False, source, tag, view, Where(framework, out, stream), out)
 
-    def _post(self, message: Message, asynchronous: bool) -> Any:
+    def _post(self, message: P2PMessage, asynchronous: bool) -> Any:
         """Run the message, or start it and return its Work."""
         if isinstance(message.view, DeviceView):
             return self._exchange([message], asynchronous)
         self._offer(message, asynchronous)
         return self._start_on_host(message, asynchronous)
 
-    def _offer(self, message: Message, leaves: bool) -> None:
+    def _offer(self, message: P2PMessage, leaves: bool) -> None:
         """Tell native code of a message that the call posts, so that it can repeat the call.
 
         ``leaves``: the call returns the Work of the message. Raises InvalidArgumentError where the
@@ -272,14 +272,14 @@ class Messages(Core):
         message.where.need_none("x" if message.sends else "out")
         _core.offer_message(self, message.view, message.sends, message.peer, message.tag, leaves)
 
-    def _start_on_host(self, message: Message, asynchronous: bool) -> Any:
+    def _start_on_host(self, message: P2PMessage, asynchronous: bool) -> Any:
         if message.sends:
             return self._native.send(message.view, message.peer, message.tag, asynchronous)
         return self._native.recv(
             message.view, message.peer, message.tag, asynchronous, message.result
         )
 
-    def _exchange(self, messages: Sequence[Message], asynchronous: bool) -> Any:
+    def _exchange(self, messages: Sequence[P2PMessage], asynchronous: bool) -> Any:
         """Run messages on device arrays; see ``Devices.exchange``."""
         return self._on_devices().exchange(messages, asynchronous)
 

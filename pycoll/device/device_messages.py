@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from pycoll import _core
-from pycoll.arrays.p2p_message import Message
+from pycoll.arrays.p2p_message import P2PMessage
 from pycoll.device.message_plans import message_plan
 from pycoll.errors import InvalidArgumentError
 
@@ -14,14 +14,14 @@ from pycoll.errors import InvalidArgumentError
 _PLANS_MAX = 1024
 
 
-def rounds_of(messages: Sequence[Message], rank: int) -> list[list[Message]]:
+def rounds_of(messages: Sequence[P2PMessage], rank: int) -> list[list[P2PMessage]]:
     """Return the launches of a group, in order.
 
     The k-th message of a pair and direction, by tag and then by call, is in the k-th launch of both
     ranks, whatever else they send. Raises InvalidArgumentError for a message of the rank to itself
     that lacks its send or recv.
     """
-    rounds: list[list[Message]] = []
+    rounds: list[list[P2PMessage]] = []
     places: Counter[tuple[bool, int]] = Counter()
     for one in sorted(messages, key=lambda one: one.tag):
         place = places[one.sends, one.peer]
@@ -35,7 +35,7 @@ def rounds_of(messages: Sequence[Message], rank: int) -> list[list[Message]]:
     return rounds
 
 
-def _check_own(own: Sequence[Message]) -> None:
+def _check_own(own: Sequence[P2PMessage]) -> None:
     """Check that one launch's messages of the rank to itself are one send and its recv."""
     if not own:
         return
@@ -60,7 +60,7 @@ class MessagePlans:
         self._rank = rank
         self._plans: dict[tuple[tuple[int, ...], tuple[int, ...]], _core.Plan] = {}
 
-    def of(self, members: Sequence[Message], lanes: int) -> _core.Plan:
+    def of(self, members: Sequence[P2PMessage], lanes: int) -> _core.Plan:
         """Return the plan of one launch, of at most ``lanes`` lanes; ``lanes`` never changes."""
         sends = tuple(one.peer for one in members if one.sends)
         recvs = tuple(one.peer for one in members if not one.sends)

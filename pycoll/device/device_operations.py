@@ -37,7 +37,7 @@ from pycoll.errors import InvalidArgumentError
 from pycoll.types import DType
 
 if TYPE_CHECKING:
-    from pycoll.arrays.p2p_message import Message
+    from pycoll.arrays.p2p_message import P2PMessage
     from pycoll.comm.plans import Prepared
 
 
@@ -276,7 +276,7 @@ class Devices:
     def _conversion(self, prepared: Prepared) -> Conversion | None:
         return conversion(prepared.dtype, prepared.reduction, len(self._names))
 
-    def exchange(self, messages: Sequence[Message], async_op: bool) -> DeviceWork | None:
+    def exchange(self, messages: Sequence[P2PMessage], async_op: bool) -> DeviceWork | None:
         """Launch messages, those of a group together, and return a Work if ``async_op``.
 
         Before the ranks' devices have met, messages use host staging; see
@@ -303,7 +303,7 @@ class Devices:
         result = messages[0].result
         return DeviceWork(self._native, mark, messages[0].where, lambda: result)
 
-    def _stage(self, messages: Sequence[Message]) -> list[DeviceWork]:
+    def _stage(self, messages: Sequence[P2PMessage]) -> list[DeviceWork]:
         for one in messages:
             if self._ordinal is None and one.view.count:
                 assert isinstance(one.view, DeviceView)
@@ -311,7 +311,7 @@ class Devices:
         return self._staging.exchange(self._ordinal or 0, messages)
 
     def _launch_messages(
-        self, native: _core.DeviceCommunicator, members: Sequence[Message], async_op: bool
+        self, native: _core.DeviceCommunicator, members: Sequence[P2PMessage], async_op: bool
     ) -> _core.DeviceMark | None:
         stream = members[0].where.handle()
         others = {one.where.handle() for one in members} - {stream}

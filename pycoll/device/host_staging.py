@@ -24,7 +24,7 @@ from pycoll.device.device_copies import Copies
 from pycoll.device.device_work import DeviceWork
 
 if TYPE_CHECKING:
-    from pycoll.arrays.p2p_message import Message
+    from pycoll.arrays.p2p_message import P2PMessage
 
 #: How long close() waits for messages under way.
 _LEAVES_WITHIN_S = 5.0
@@ -63,14 +63,14 @@ class Staging:
             self._staged[True, peer] = max(self._begun[True, peer], int(received))
             self._staged[False, peer] = max(self._begun[False, peer], int(sent))
 
-    def take(self, messages: Sequence[Message]) -> tuple[list[Message], list[Message]]:
+    def take(self, messages: Sequence[P2PMessage]) -> tuple[list[P2PMessage], list[P2PMessage]]:
         """Divide messages into those for host staging and those from device to device."""
         if self._staged is None:
             return list(messages), []
         if self._is_over:
             return [], list(messages)
-        here: list[Message] = []
-        there: list[Message] = []
+        here: list[P2PMessage] = []
+        there: list[P2PMessage] = []
         ahead: Counter[tuple[bool, int]] = Counter()
         for one in sorted(messages, key=lambda one: one.tag):
             way = one.sends, one.peer
@@ -81,7 +81,7 @@ class Staging:
             self._is_over = all(self._begun[way] >= n for way, n in self._staged.items())
         return here, there
 
-    def exchange(self, ordinal: int, messages: Sequence[Message]) -> list[DeviceWork]:
+    def exchange(self, ordinal: int, messages: Sequence[P2PMessage]) -> list[DeviceWork]:
         """Begin messages on device ``ordinal``; only the waits of their Works hold up streams."""
         if self._native is None:
             self._native = _core.DeviceStaging(self._communicator, ordinal, self._group)
@@ -115,7 +115,7 @@ class Staging:
             works.append(DeviceWork(native, mark, one.where, _giver(one.result)))
         return works
 
-    def _end(self, native: _core.DeviceStaging, message: Message) -> tuple[DeviceView, Copies]:
+    def _end(self, native: _core.DeviceStaging, message: P2PMessage) -> tuple[DeviceView, Copies]:
         """Return memory in C order and its copies; the stream waits for earlier uses of it."""
         where, view = message.where, message.view
         assert isinstance(view, DeviceView)

@@ -60,7 +60,7 @@ def label_of(architecture: str) -> str:
     return architecture.partition(PLUS)[2]
 
 
-class Message(NamedTuple):
+class GradientMessage(NamedTuple):
     """Pieces that one operation reduces: of consecutive gradients of one dtype, in order."""
 
     pieces: tuple[Piece, ...]
@@ -84,7 +84,7 @@ class CommunicationPlan(NamedTuple):
     """
 
     policy: str
-    messages: tuple[Message, ...]
+    messages: tuple[GradientMessage, ...]
     gathers: tuple[int, ...] | None = None
 
 

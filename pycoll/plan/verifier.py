@@ -193,7 +193,7 @@ class PlanVerifier:
 
     def run(self, everyone_heard: bool) -> None:
         """Runs all rows and checks the result; raises ScheduleError with details."""
-        leads = {index - 1 for index, process in enumerate(self.processes) if process.led}
+        leads = {index - 1 for index, process in enumerate(self.processes) if process.has_leading}
         ready = deque(index for index in range(len(self.processes)) if index not in leads)
         while ready:
             self._advance(ready.popleft(), self.tiles, ready)
@@ -206,7 +206,7 @@ class PlanVerifier:
         process = self.processes[index]
         while process.tile < tiles and process.rows:
             at = process.next
-            if at == 0 and process.led and not self._lead(index, ready):
+            if at == 0 and process.has_leading and not self._run_leading(index, ready):
                 return
             row = process.rows[at]
             if self._takes_part(row, process.tile):
@@ -225,15 +225,15 @@ class PlanVerifier:
                 process.next = 0
                 process.tile += 1
 
-    def _lead(self, index: int, ready: deque[int]) -> bool:
+    def _run_leading(self, index: int, ready: deque[int]) -> bool:
         """Runs the leading rows for the current tile; the process's next row comes after them.
 
         The result is False if the leading rows are blocked.
         """
-        process, lead = self.processes[index], self.processes[index - 1]
+        process, leading = self.processes[index], self.processes[index - 1]
         self._advance(index - 1, process.tile + 1, ready)
-        process.clock[index - 1] = lead.clock[index - 1]
-        return lead.tile > process.tile
+        process.clock[index - 1] = leading.clock[index - 1]
+        return leading.tile > process.tile
 
     def _takes_part(self, row: Row, tile: int) -> bool:
         if row.chunk == TOKEN_ROW:

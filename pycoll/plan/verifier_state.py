@@ -75,7 +75,7 @@ class Process:
     recv: list[list[Queue]]
     send: list[list[Queue]]
     clock: list[int]
-    led: bool = False  # the previous process has the leading rows, which run first in every tile
+    has_leading: bool = False  # the previous process has its leading rows, first in every tile
     first: int = 0  # the number of rows of the lane before these
     tile: int = 0
     next: int = 0

@@ -23,7 +23,7 @@ from pycoll.tools.bench.cuda import Stream, array
 from pycoll.torch import fsdp, hooks
 from pycoll.torch.c10d import PycollProcessGroup
 from pycoll.torch.c10d.group_work import Launched
-from pycoll.torch.horovod.controller import Coordinator
+from pycoll.torch.horovod.controller import Controller
 from pycoll.torch.horovod.horovod_world import waited
 from pycoll.torch.horovod.scaled_ops import Average, Sum
 from pycoll.torch.horovod.tasks import (
@@ -212,7 +212,7 @@ def test_tensors_by_name(world: ThreadWorld) -> None:
         rank, size = comm.rank, comm.size
         own = comm.split(0)
         assert own is not None
-        home = Coordinator(own, range(size), Timeline(), Variables())
+        home = Controller(own, range(size), Timeline(), Variables())
 
         def result_of(task: Any) -> Any:
             home.submit(task, None)

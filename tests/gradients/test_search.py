@@ -16,7 +16,7 @@ from pycoll.gradients.communication_plan import (
     PS,
     SERVER,
     Gradient,
-    Message,
+    GradientMessage,
     Piece,
     Rate,
     Rates,
@@ -222,7 +222,10 @@ def test_parts_pass_the_stages_like_a_pipeline() -> None:
         point = Point((Group(0, 1, PS, part_bytes),))
         comm_plan = plan_of("some", point, gradients, rates)
         assert simulate(comm_plan, gradients, rates).exposed_s == took_s
-    both = [Message((Piece(0, 0, 4 * GRAIN),)), Message((Piece(0, 4 * GRAIN, 8 * GRAIN),), PS)]
+    both = [
+        GradientMessage((Piece(0, 0, 4 * GRAIN),)),
+        GradientMessage((Piece(0, 4 * GRAIN, 8 * GRAIN),), PS),
+    ]
     for messages, took_s in ((both, 4.0 + 12.0), (both[::-1], 8.0 + 4.0 + 4.0)):
         comm_plan = plan_of("some", Point(()), gradients, rates)._replace(messages=tuple(messages))
         assert simulate(comm_plan, gradients, rates).exposed_s == took_s

@@ -166,12 +166,12 @@ def test_what_leads_a_lane_sends_the_input_and_nothing_else() -> None:
 
 
 def test_a_lead_knows_nothing_of_what_is_behind_it() -> None:
-    """Its peer hears in the next tile of what the lead has run, not of what the lane has."""
+    """In the next tile its peer hears what the leading rows have run, not what the lane has."""
     machine = PlanVerifier([unpack(plan) for plan in lower_all(doubling(2))], 2, 3, None)
     machine.run(everyone_heard=False)
-    lead, rest = machine.processes[:2]
-    assert rest.led and not lead.led
-    assert lead.clock == [3, 0, 0, 0] and rest.clock == [3, 3, 3, 0]
+    leading, rest = machine.processes[:2]
+    assert rest.has_leading and not leading.has_leading
+    assert leading.clock == [3, 0, 0, 0] and rest.clock == [3, 3, 3, 0]
 
 
 def test_a_lane_whose_lead_cannot_go_on_is_told_with_it() -> None:

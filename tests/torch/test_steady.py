@@ -1,4 +1,4 @@
-"""Steps that change no more, and what interrupts them: the agreement and the coordinator by
+"""Steps that change no more, and what interrupts them: the negotiation and the controller by
 themselves, with ranks as threads."""
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from torch_ranks import raised
 
 import pycoll
 from pycoll.torch import Sum
-from pycoll.torch.horovod.controller import HELP_S, Coordinator
+from pycoll.torch.horovod.controller import HELP_S, Controller
 from pycoll.torch.horovod.horovod_errors import HorovodInternalError
-from pycoll.torch.horovod.negotiation import Agreement
+from pycoll.torch.horovod.negotiation import Negotiation
 from pycoll.torch.horovod.tasks import AllReduce, Barrier, reduction_of
 from pycoll.torch.horovod.timeline import Timeline
 from pycoll.torch.horovod.variables import Variables
@@ -33,7 +33,7 @@ SEED = os.environ.get("TEST_SEED", "0")
 def test_a_step_of_known_names_is_one_exchange_whatever_the_order() -> None:
     def rank(comm: Comm) -> list[str]:
         counting: Any = Counting(comm)
-        agreement = Agreement(counting, range(comm.size))
+        negotiation = Negotiation(counting, range(comm.size))
         mine = random.Random(f"{SEED}/{comm.rank}")
         names = [f"t{number}" for number in range(200)]
         for step in range(8):
@@ -41,9 +41,9 @@ def test_a_step_of_known_names_is_one_exchange_whatever_the_order() -> None:
                 counting.calls.clear()
             mine.shuffle(names)
             for name in names:
-                agreement.add(name, PLAIN, False)
-            assert sorted(one.key for one in agreement.round().ready) == sorted(names)
-            assert not agreement.waits
+                negotiation.add(name, PLAIN, False)
+            assert sorted(one.key for one in negotiation.round().ready) == sorted(names)
+            assert not negotiation.waits
         calls: list[str] = counting.calls
         return calls
 
@@ -55,7 +55,7 @@ def test_sets_that_change_settle_when_the_last_rank_has_a_name(size: int) -> Non
     """Every rank knows from the seed what the others have, and so what each round must settle."""
 
     def rank(comm: Comm) -> int:
-        agreement = Agreement(comm, range(comm.size))
+        negotiation = Negotiation(comm, range(comm.size))
         common = random.Random(f"{SEED}/{size}")
         names = [f"t{number}" for number in range(90)]
         have: list[set[str]] = [set() for _ in range(size)]
@@ -69,14 +69,14 @@ def test_sets_that_change_settle_when_the_last_rank_has_a_name(size: int) -> Non
                 common.shuffle(wanted)
                 have[r].update(wanted)
                 for name in wanted if r == comm.rank else ():
-                    agreement.add(name, PLAIN, name == "t7")
-            ready = agreement.round().ready
+                    negotiation.add(name, PLAIN, name == "t7")
+            ready = negotiation.round().ready
             expected = set.intersection(*have)
             assert {one.key for one in ready} == expected and len(ready) == len(expected)
             assert not any(one.problem for one in ready)
             for one in have:
                 one.difference_update(expected)
-            assert agreement.waits == bool(have[comm.rank])
+            assert negotiation.waits == bool(have[comm.rank])
             count += len(ready)
         return count
 
@@ -87,15 +87,15 @@ def test_other_terms_after_steady_steps_are_a_problem_of_that_name_alone() -> No
     other = json.dumps({"shape": [4], "joinable": True})
 
     def rank(comm: Comm) -> list[list[str]]:
-        agreement = Agreement(comm, range(comm.size))
+        negotiation = Negotiation(comm, range(comm.size))
         found = []
         for step in range(6):
             for name in ("a", "b", "c"):
                 odd = step == 3 and name == "b" and comm.rank == 1
-                agreement.add(name, other if odd else PLAIN, False)
+                negotiation.add(name, other if odd else PLAIN, False)
             problems = []
-            while agreement.waits:
-                problems += [one.problem for one in agreement.round().ready if one.problem]
+            while negotiation.waits:
+                problems += [one.problem for one in negotiation.round().ready if one.problem]
             found.append(problems)
         return found
 
@@ -105,26 +105,26 @@ def test_other_terms_after_steady_steps_are_a_problem_of_that_name_alone() -> No
 
 def test_a_rank_that_joins_after_steady_steps_gives_zeros_to_all_names() -> None:
     def rank(comm: Comm) -> tuple[list[int], int | None]:
-        agreement = Agreement(comm, range(comm.size))
+        negotiation = Negotiation(comm, range(comm.size))
         names = [f"t{number}" for number in range(70)]
         counts = []
         last = None
         for step in range(7):
             if comm.rank == 1 and step == 4:
-                agreement.join()
+                negotiation.join()
             for name in names if comm.rank != 1 or step < 4 else ():
-                agreement.add(name, PLAIN, False)
+                negotiation.add(name, PLAIN, False)
             count = 0
             while count < len(names):
-                ready = agreement.round().ready
+                ready = negotiation.round().ready
                 assert not any(one.problem for one in ready)
                 count += len(ready)
             counts.append(count)
         if comm.rank != 1:
-            agreement.join()
+            negotiation.join()
         while last is None:
-            last = agreement.round().last_joined
-        assert not agreement.waits
+            last = negotiation.round().last_joined
+        assert not negotiation.waits
         return counts, last
 
     first, *others = world_in_threads(3).run(rank)
@@ -136,18 +136,18 @@ def test_a_round_that_others_stay_away_from_is_ended_later() -> None:
     gone_on = threading.Event()
 
     def rank(comm: Comm) -> list[str]:
-        agreement = Agreement(comm, range(comm.size))
-        agreement.add("x", PLAIN, False)
+        negotiation = Negotiation(comm, range(comm.size))
+        negotiation.add("x", PLAIN, False)
         if comm.rank != 0:
             assert gone_on.wait(60)
-            return [one.key for one in agreement.round().ready]
-        agreement.begin()
+            return [one.key for one in negotiation.round().ready]
+        negotiation.begin()
         for _ in range(2):
-            assert agreement.end(0.02) is None
-            assert agreement.under_way and agreement.waits
+            assert negotiation.end(0.02) is None
+            assert negotiation.under_way and negotiation.waits
         gone_on.set()
-        found = agreement.end(None)
-        assert found is not None and not agreement.under_way
+        found = negotiation.end(None)
+        assert found is not None and not negotiation.under_way
         return [one.key for one in found.ready]
 
     assert world_in_threads(2).run(rank) == [["x"]] * 2
@@ -156,10 +156,10 @@ def test_a_round_that_others_stay_away_from_is_ended_later() -> None:
 # Coordinators
 
 
-def coordinator_of(comm: Comm) -> Coordinator:
+def controller_of(comm: Comm) -> Controller:
     own = comm.split(0)
     assert own is not None
-    return Coordinator(own, range(comm.size), Timeline(), Variables())
+    return Controller(own, range(comm.size), Timeline(), Variables())
 
 
 def reduction(value: float, count: int = 3) -> AllReduce:
@@ -167,8 +167,8 @@ def reduction(value: float, count: int = 3) -> AllReduce:
     return AllReduce(tensors, tensors, reduction_of(Sum))
 
 
-def result_of(coordinator: Coordinator, task: AllReduce) -> list[float]:
-    assert coordinator.wait(task, None)
+def result_of(controller: Controller, task: AllReduce) -> list[float]:
+    assert controller.wait(task, None)
     if task.error is not None:
         raise task.error
     values: list[float] = task.result[0].tolist()
@@ -177,17 +177,17 @@ def result_of(coordinator: Coordinator, task: AllReduce) -> list[float]:
 
 def test_whoever_waits_leaves_the_round_to_the_thread_when_others_are_late() -> None:
     def rank(comm: Comm) -> list[float]:
-        coordinator = coordinator_of(comm)
+        controller = controller_of(comm)
         comm.barrier()
         if comm.rank == 1:
             time.sleep(10 * HELP_S)
         task = reduction(1.0 + comm.rank)
-        coordinator.submit(task, "x", waits=True)
+        controller.submit(task, "x", waits=True)
         if comm.rank == 0:
-            assert not coordinator.wait(task, HELP_S / 4)
-        found = result_of(coordinator, task)
+            assert not controller.wait(task, HELP_S / 4)
+        found = result_of(controller, task)
         comm.barrier()
-        coordinator.close()
+        controller.close()
         return found
 
     assert world_in_threads(2).run(rank) == [[3.0] * 3] * 2
@@ -195,28 +195,28 @@ def test_whoever_waits_leaves_the_round_to_the_thread_when_others_are_late() -> 
 
 def test_an_interrupt_while_waiting_for_others_loses_nothing() -> None:
     def rank(comm: Comm) -> list[list[float]]:
-        coordinator = coordinator_of(comm)
+        controller = controller_of(comm)
         comm.barrier()
         first = reduction(1.0 + comm.rank)
         if comm.rank == 0:
-            ending = coordinator._agreement.end
+            ending = controller._negotiation.end
 
             def interrupted(limit_s: float | None) -> Any:
-                coordinator._agreement.end = ending  # type: ignore[method-assign]  # once
+                controller._negotiation.end = ending  # type: ignore[method-assign]  # once
                 raise KeyboardInterrupt
 
-            coordinator._agreement.end = interrupted  # type: ignore[method-assign]  # see above
-            coordinator.submit(first, "x", waits=True)
-            raised(KeyboardInterrupt, coordinator.wait, first, None)
+            controller._negotiation.end = interrupted  # type: ignore[method-assign]  # see above
+            controller.submit(first, "x", waits=True)
+            raised(KeyboardInterrupt, controller.wait, first, None)
             comm.barrier()
         else:
             comm.barrier()
-            coordinator.submit(first, "x")
+            controller.submit(first, "x")
         second = reduction(2.0)
-        coordinator.submit(second, "y")
-        found = [result_of(coordinator, one) for one in (first, second)]
+        controller.submit(second, "y")
+        found = [result_of(controller, one) for one in (first, second)]
         comm.barrier()
-        coordinator.close()
+        controller.close()
         return found
 
     assert world_in_threads(2).run(rank) == [[[3.0] * 3, [4.0] * 3]] * 2
@@ -224,25 +224,25 @@ def test_an_interrupt_while_waiting_for_others_loses_nothing() -> None:
 
 def test_what_each_rank_alone_has_fails_with_the_names_of_the_others() -> None:
     def rank(comm: Comm) -> tuple[list[str], list[float]]:
-        coordinator = coordinator_of(comm)
+        controller = controller_of(comm)
         for step in range(3):
             tasks = [reduction(float(step)) for _ in range(40)]
             for number, task in enumerate(tasks):
-                coordinator.submit(task, f"t{number}")
-            assert all(result_of(coordinator, one) == [2.0 * step] * 3 for one in tasks)
-        coordinator.comm.timeout_s = 2.0
+                controller.submit(task, f"t{number}")
+            assert all(result_of(controller, one) == [2.0 * step] * 3 for one in tasks)
+        controller.comm.timeout_s = 2.0
         alone, shared = reduction(1.0), reduction(2.0)
-        coordinator.submit(alone, f"only {comm.rank}")
-        coordinator.submit(shared, "t0")
-        both = result_of(coordinator, shared)
-        told = raised(HorovodInternalError, result_of, coordinator, alone)
-        coordinator.comm.timeout_s = 30.0
+        controller.submit(alone, f"only {comm.rank}")
+        controller.submit(shared, "t0")
+        both = result_of(controller, shared)
+        told = raised(HorovodInternalError, result_of, controller, alone)
+        controller.comm.timeout_s = 30.0
         # A rank that waits for nothing takes no part, and the other has still to be told.
         end = reduction(1.0)
-        coordinator.submit(end, "end")
-        assert result_of(coordinator, end) == [2.0] * 3
+        controller.submit(end, "end")
+        assert result_of(controller, end) == [2.0] * 3
         comm.barrier()
-        coordinator.close()
+        controller.close()
         return [told], both
 
     world = fresh_world(2)
@@ -259,7 +259,7 @@ def test_tensors_that_lie_otherwise_on_one_rank_are_reduced_with_the_others() ->
     """How a tensor lies in memory is no matter of terms, so messages must not depend on it."""
 
     def rank(comm: Comm) -> list[list[float]]:
-        coordinator = coordinator_of(comm)
+        controller = controller_of(comm)
         for _ in range(3):
             odd = torch.arange(12.0).reshape(3, 4)
             given = odd.t().contiguous().t() if comm.rank == 1 else odd
@@ -267,13 +267,13 @@ def test_tensors_that_lie_otherwise_on_one_rank_are_reduced_with_the_others() ->
             tasks = [reduction(1.0), reduction(2.0)]
             tasks += [AllReduce([one], [one], reduction_of(Sum)) for one in (given, needs)]
             for number, task in enumerate(tasks):
-                coordinator.submit(task, f"t{number}")
+                controller.submit(task, f"t{number}")
             for task in tasks:
-                result_of(coordinator, task)
+                result_of(controller, task)
             assert torch.equal(given, 2 * torch.arange(12.0).reshape(3, 4))
             assert needs.detach().tolist() == [2.0] * 5
         comm.barrier()
-        coordinator.close()
+        controller.close()
         return [one.result[0].tolist() for one in tasks[:2]]
 
     assert world_in_threads(2).run(rank) == [[[2.0] * 3, [4.0] * 3]] * 2
@@ -281,25 +281,25 @@ def test_tensors_that_lie_otherwise_on_one_rank_are_reduced_with_the_others() ->
 
 def test_barriers_without_a_name_travel_as_bits_after_a_while() -> None:
     def rank(comm: Comm) -> int:
-        coordinator = coordinator_of(comm)
-        agreement = coordinator._agreement
+        controller = controller_of(comm)
+        negotiation = controller._negotiation
         words = 0
-        telling = agreement._share_news
+        telling = negotiation._share_news
 
         def counted(*args: Any) -> Any:
             nonlocal words
             words += 1
             return telling(*args)
 
-        agreement._share_news = counted  # type: ignore[method-assign]  # to see that it rests
+        negotiation._share_news = counted  # type: ignore[method-assign]  # to see that it rests
         for number in range(100):
             task = Barrier()
-            coordinator.submit(task, None, waits=True)
-            assert coordinator.wait(task, None) and task.error is None
+            controller.submit(task, None, waits=True)
+            assert controller.wait(task, None) and task.error is None
             if number == 49:
                 words = 0
         comm.barrier()
-        coordinator.close()
+        controller.close()
         return words
 
     assert world_in_threads(2).run(rank) == [0, 0]
@@ -308,7 +308,7 @@ def test_barriers_without_a_name_travel_as_bits_after_a_while() -> None:
 def test_steady_barriers_and_reductions_take_few_steps_in_python() -> None:
     """Functions entered by the one rank that there is: what a call costs beside the exchange."""
 
-    def entered(coordinator: Coordinator, task: Any, name: str | None) -> int:
+    def entered(controller: Controller, task: Any, name: str | None) -> int:
         count = 0
 
         def note(frame: Any, event: str, argument: Any) -> None:
@@ -317,20 +317,20 @@ def test_steady_barriers_and_reductions_take_few_steps_in_python() -> None:
 
         sys.setprofile(note)
         try:
-            coordinator.submit(task, name, waits=True)
-            coordinator.wait(task, None)
+            controller.submit(task, name, waits=True)
+            controller.wait(task, None)
         finally:
             sys.setprofile(None)
         return count
 
     def rank(comm: Comm) -> list[int]:
-        coordinator = coordinator_of(comm)
+        controller = controller_of(comm)
         for _ in range(70):
             found = [
-                entered(coordinator, Barrier(), None),
-                entered(coordinator, reduction(1.0), "x"),
+                entered(controller, Barrier(), None),
+                entered(controller, reduction(1.0), "x"),
             ]
-        coordinator.close()
+        controller.close()
         return found
 
     (counts,) = world_in_threads(1).run(rank)

@@ -41,9 +41,9 @@ for number in range(100):
     if done:
         break
 hvd.synchronize(early if early is not None else hvd.allreduce_async(torch.ones(3), name="late"))
-coordinator = world.needed().coordinator(0, hvd.global_process_set)
-known = len(coordinator._agreement._known)
-fused = coordinator._settings.fusion_bytes
+controller = world.needed().controller(0, hvd.global_process_set)
+known = len(controller._negotiation._known)
+fused = controller._settings.fusion_bytes
 print(f"rank {hvd.rank()} of {hvd.size()}: {fused} {known}", flush=True)
 net = torch.nn.Linear(2, 2)
 optimizer = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=1.0), policy="fixed")

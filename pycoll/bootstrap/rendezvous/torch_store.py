@@ -145,9 +145,9 @@ class TorchStoreExchange:
 
     def _follow(self, blob: bytes) -> None:
         """Other ranks: join the meeting that rank 0 proposed last, if it lists this attempt."""
-        leader = self._seat_of(0)
-        if leader is not None:
-            self._raise_failure_of(leader["nonce"], ())
+        first = self._seat_of(0)
+        if first is not None:
+            self._raise_failure_of(first["nonce"], ())
         proposed = self._read("meeting", _MEETING)
         if proposed is None or proposed["seats"][self.rank : self.rank + 1] != [self._nonce]:
             return

@@ -144,8 +144,8 @@ def phases_of(
     ranks = range(topology.size)
     least = min(len(members) for members in topology.hosts)
     places = topology.places
-    leaders = tuple(0 if places[rank] == 0 else None for rank in ranks)
-    found = [Phase("one rank per host", leaders, 32, _SEGMENTS, 1, memories)]
+    first_ranks = tuple(0 if places[rank] == 0 else None for rank in ranks)
+    found = [Phase("one rank per host", first_ranks, 32, _SEGMENTS, 1, memories)]
     if least > 1:
         by_place = tuple(places[rank] if places[rank] < least else None for rank in ranks)
         name = f"{least} ranks per host"

@@ -20,19 +20,19 @@ class Watcher:
     """Completes futures one after the other, in the order in which they were requested.
 
     The callbacks of a future run in the thread that completes it. They may block, and may even wait
-    for a future that they have just requested. So one thread, the leader, waits for Works. When a
-    future is complete, and before its callbacks run, another thread can take the lead. There is one
-    thread per callback that has not returned, one leader, and at most one resting thread. The first
-    future starts the first thread. Any thread may call any method.
+    for a future that they have just requested. So one thread at a time, the waiter, waits for
+    Works. When a future is complete, and before its callbacks run, another thread can become the
+    waiter. There is one thread per callback that has not returned, one waiter, and at most one
+    resting thread. The first future starts the first thread. Any thread may call any method.
     """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._works: deque[Watched] = deque()
         self._threads: set[threading.Thread] = set()
-        self._leader: threading.Thread | None = None
-        self._resting = 0  # the number of resting threads, without one that is called to lead
-        self._is_called = False  # a resting thread is called to lead and has not woken up yet
+        self._waiter: threading.Thread | None = None
+        self._resting = 0  # the number of resting threads, without one that is called to wait
+        self._is_called = False  # a resting thread is called to wait and has not woken up yet
         self._is_closed = False
 
     def watch(self, work: Watched, future: Any) -> None:
@@ -45,7 +45,7 @@ class Watcher:
                 # The first callback added to a future runs before all other callbacks.
                 future.add_done_callback(self._let_go)
                 self._works.append(work)
-                self._find_leader()
+                self._ensure_waiter()
                 return
         work.settle()
 
@@ -62,9 +62,9 @@ class Watcher:
             for thread in threads:
                 thread.join()
 
-    def _find_leader(self) -> None:
-        """Make sure that a thread leads while Works wait. Requires the lock."""
-        if self._leader is not None or not self._works or self._is_called:
+    def _ensure_waiter(self) -> None:
+        """Make sure that there is a waiter while there are Works. Requires the lock."""
+        if self._waiter is not None or not self._works or self._is_called:
             return
         if self._resting:
             self._resting -= 1
@@ -74,19 +74,19 @@ class Watcher:
         thread = threading.Thread(target=self._run, name="pycoll-torch-futures", daemon=True)
         thread.start()
         self._threads.add(thread)
-        self._leader = thread
+        self._waiter = thread
 
     def _let_go(self, _: Any = None) -> None:
         with self._changed:
-            if self._leader is threading.current_thread():
-                self._leader = None
-                self._find_leader()
+            if self._waiter is threading.current_thread():
+                self._waiter = None
+                self._ensure_waiter()
 
     def _run(self) -> None:
         _core.work_in_background()
         me = threading.current_thread()
         try:
-            while self._take_lead(me):
+            while self._become_waiter(me):
                 self._works.popleft().settle()
                 self._let_go()
         finally:
@@ -95,10 +95,10 @@ class Watcher:
                 self._threads.discard(me)
                 self._changed.notify_all()
 
-    def _take_lead(self, me: threading.Thread) -> bool:
-        """Wait for Works without a leader, then lead; False if this thread is no longer needed."""
+    def _become_waiter(self, me: threading.Thread) -> bool:
+        """Become the waiter once there are Works; False if this thread is no longer needed."""
         with self._changed:
-            while not self._works or self._leader not in (None, me):
+            while not self._works or self._waiter not in (None, me):
                 if self._resting or (self._is_closed and not self._works):
                     return False
                 self._resting += 1
@@ -107,5 +107,5 @@ class Watcher:
                     self._is_called = False
                 else:
                     self._resting -= 1
-            self._leader = me
+            self._waiter = me
             return True

@@ -1,8 +1,8 @@
 """The controller: negotiates tasks with the other ranks and runs them; one per communicator.
 
     caller                      rounds                            rounds of other ranks
-    submit(task)  ------------> agreement.add
-                                agreement.begin, end  <---------> the same
+    submit(task)  ------------> negotiation.add
+                                negotiation.begin, end  <-------> the same
     wait(task)                  ready all-reduces: one list
               <---------------- task.done
 
@@ -29,7 +29,7 @@ from pycoll import _core
 from pycoll.comm.communicator import Communicator
 from pycoll.errors import InvalidArgumentError, PycollError
 from pycoll.torch.horovod.horovod_errors import HorovodInternalError
-from pycoll.torch.horovod.negotiation import KNOWN_MAX, Agreement, Round
+from pycoll.torch.horovod.negotiation import KNOWN_MAX, Negotiation, Round
 from pycoll.torch.horovod.task_runner import Runner
 from pycoll.torch.horovod.tasks import AllReduce, Barrier, Task
 from pycoll.torch.horovod.timeline import Timeline
@@ -55,7 +55,7 @@ class Closing(Protocol):
         """Leave the other ranks."""
 
 
-class Coordinator:
+class Controller:
     """The controller: runs tasks over ``comm``, which it owns and no other code may use.
 
     ``ranks``: the global rank of each rank of ``comm``. ``timeline``: records the tasks.
@@ -73,13 +73,13 @@ class Coordinator:
         self._settings = settings
         known_max = KNOWN_MAX if settings.cache is None else settings.cache
         self.warn_after_s = settings.warn_after_s
-        self._agreement = Agreement(comm, ranks, known_max, settings.warn_after_s)
+        self._negotiation = Negotiation(comm, ranks, known_max, settings.warn_after_s)
         #: Guards the members below. The controller's thread sleeps on ``_changed``, waiting callers
         #: on ``_ended``.
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._ended = threading.Condition(self._lock)
-        #: Whether a thread drives rounds now; only that thread uses ``_agreement``.
+        #: Whether a thread drives rounds now; only that thread uses ``_negotiation``.
         self._driven = False
         self._asleep = False
         #: The number of callers that wait on ``_ended``.
@@ -209,7 +209,7 @@ class Coordinator:
                 pass
         except KeyboardInterrupt as interrupt:
             # While a round waits for other ranks, nothing is lost: the thread goes on with it.
-            if not self._agreement.under_way:
+            if not self._negotiation.under_way:
                 self._fail_all(interrupt)
             raise
         except BaseException as error:
@@ -217,7 +217,7 @@ class Coordinator:
         finally:
             with self._lock:
                 self._driven = False
-                if self._asleep and (self._arrived or self._agreement.waits):
+                if self._asleep and (self._arrived or self._negotiation.waits):
                     self._wake()
 
     def _work(self) -> None:
@@ -243,7 +243,7 @@ class Coordinator:
         with self._lock:
             while not self._closing:
                 left = None
-                if not self._driven and (self._arrived or self._agreement.waits):
+                if not self._driven and (self._arrived or self._negotiation.waits):
                     left = 0.0 if self._arrived else end - time.monotonic()
                     if left <= 0:
                         self._asleep, self._driven = False, True
@@ -257,19 +257,19 @@ class Coordinator:
 
         None if other ranks are missing after ``limit_s``; the next call goes on with the round.
         """
-        agreement = self._agreement
-        if not agreement.under_way:
+        negotiation = self._negotiation
+        if not negotiation.under_way:
             with self._lock:
                 arrived, self._arrived = self._arrived, []
             for task in arrived:
                 if task.kind == JOIN:
-                    agreement.join()
+                    negotiation.join()
                 else:
-                    agreement.add(task.key, task.terms, task.passing)
+                    negotiation.add(task.key, task.terms, task.passing)
             if self._timeline.is_recording:
                 self._timeline.cycle()
-            agreement.begin()
-        found = agreement.end(limit_s)
+            negotiation.begin()
+        found = negotiation.end(limit_s)
         if found is None:
             return None
         self._run_all(found)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pycoll.torch.horovod.horovod_world import waited
-from pycoll.torch.horovod.process_sets import ProcessSet, coordinator_of
+from pycoll.torch.horovod.process_sets import ProcessSet, controller_of
 from pycoll.torch.horovod.tasks import Task
 
 _numbers = itertools.count()
@@ -19,7 +19,7 @@ def started(
     task: Task, name: str | None, process_set: ProcessSet, finish: Callable[[Any], Any]
 ) -> int:
     """Submit a task; return a handle whose ``synchronize`` returns ``finish(result)``."""
-    coordinator_of(process_set).submit(task, name)
+    controller_of(process_set).submit(task, name)
     number = next(_numbers)
     _tasks[number] = (task, finish)
     return number
@@ -27,7 +27,7 @@ def started(
 
 def run(task: Task, name: str | None, process_set: ProcessSet) -> Any:
     """Submit a task and wait for its result."""
-    coordinator_of(process_set).submit(task, name, waits=True)
+    controller_of(process_set).submit(task, name, waits=True)
     return waited(task)
 
 

@@ -1,7 +1,7 @@
 """The world of a Horovod program: its ranks, and the controllers that run its operations.
 
 Its communicators are split off the world of pycoll, so the functions of pycoll can be used in
-addition. Each process set has one communicator and one controller (class Coordinator); set 0 has
+addition. Each process set has one communicator and one controller (class Controller); set 0 has
 all ranks.
 """
 
@@ -21,7 +21,7 @@ from pycoll.bootstrap.rendezvous import elastic_worker
 from pycoll.comm.communicator import Communicator
 from pycoll.errors import PeerLostError, TimeoutError
 from pycoll.torch.horovod import variables
-from pycoll.torch.horovod.controller import Coordinator
+from pycoll.torch.horovod.controller import Controller
 from pycoll.torch.horovod.horovod_errors import HorovodInternalError
 from pycoll.torch.horovod.tasks import Collective, Task
 from pycoll.torch.horovod.timeline import Timeline
@@ -55,14 +55,14 @@ class World:
         self._owns_pycoll = owns_pycoll
         self._lock = threading.Lock()
         self._settings = _alike(comm, settings)
-        self.everybody = Coordinator(comm, range(comm.size), self.timeline, self._settings)
-        self._sets: dict[int, tuple[list[int], Coordinator | None]] = {
+        self.everybody = Controller(comm, range(comm.size), self.timeline, self._settings)
+        self._sets: dict[int, tuple[list[int], Controller | None]] = {
             0: (list(range(comm.size)), self.everybody)
         }
         self._next = 1
         self._changes = 0
 
-    def coordinator(self, number: int | None, what: ProcessSet) -> Coordinator:
+    def controller(self, number: int | None, what: ProcessSet) -> Controller:
         """The controller of a set. ValueError for an unknown set, or one without this rank."""
         found = None if number is None else self._sets.get(number)
         if found is None:
@@ -80,19 +80,19 @@ class World:
             return comm.split(0 if comm.rank in ranks else None)
 
         comm = self._together(Collective({"process set": ranks}, split))
-        coordinator = None
+        controller = None
         if comm is not None:
-            coordinator = Coordinator(comm, ranks, self.timeline, self._settings)
+            controller = Controller(comm, ranks, self.timeline, self._settings)
         number, self._next = self._next, self._next + 1
-        self._sets[number] = (ranks, coordinator)
+        self._sets[number] = (ranks, controller)
         return number
 
     def remove_set(self, number: int) -> None:
         """Close a process set. Collective."""
         self._together(Collective({"remove process set": number}, lambda _: None))
-        _, coordinator = self._sets.pop(number)
-        if coordinator is not None:
-            coordinator.close()
+        _, controller = self._sets.pop(number)
+        if controller is not None:
+            controller.close()
 
     def _together(self, task: Task) -> Any:
         """Run a task that all ranks submit in the same order."""
@@ -107,10 +107,10 @@ class World:
 
         A failure only warns, so that it does not keep the program from leaving the world.
         """
-        for _, coordinator in self._sets.values():
+        for _, controller in self._sets.values():
             try:
-                if coordinator is not None:
-                    coordinator.finish_adopted()
+                if controller is not None:
+                    controller.finish_adopted()
             except HorovodInternalError as error:
                 warnings.warn(
                     f"hvd.shutdown() while gradients were under way: the last step is lost, and "
@@ -120,9 +120,9 @@ class World:
 
     def close(self) -> None:
         """Leave all process sets; operations under way fail."""
-        for _, coordinator in reversed(self._sets.values()):
-            if coordinator is not None:
-                coordinator.close()
+        for _, controller in reversed(self._sets.values()):
+            if controller is not None:
+                controller.close()
         self.timeline.stop()
         if self._owns_pycoll:
             pycoll.finalize()
@@ -163,7 +163,7 @@ def waited(task: Task) -> Any:
     return task.result
 
 
-def _tell_of_waiting(home: Coordinator, task: Task) -> None:
+def _tell_of_waiting(home: Controller, task: Task) -> None:
     """Warn of a task that waits for long, unless the negotiation has done so."""
     # The negotiation may have warned a moment before. It cannot warn while a rank runs no rounds.
     if not (home.wait(task, STALL_GRACE_S) or task.stalled):

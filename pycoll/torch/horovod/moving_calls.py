@@ -15,7 +15,7 @@ from pycoll.torch.horovod.controller import JOIN
 from pycoll.torch.horovod.handles import run, started
 from pycoll.torch.horovod.process_sets import (
     ProcessSet,
-    coordinator_of,
+    controller_of,
     global_process_set,
 )
 from pycoll.torch.horovod.scaled_ops import Average
@@ -167,7 +167,7 @@ def _broadcast_task(
 
 def place_of(root: int, process_set: ProcessSet) -> int:
     """The position of the root in the process set. ValueError if it is not in the set."""
-    ranks = coordinator_of(process_set).ranks
+    ranks = controller_of(process_set).ranks
     if root not in ranks:
         raise ValueError(f"root_rank is {root}: expected one of {ranks}")
     return ranks.index(root)
@@ -239,7 +239,7 @@ def broadcast_(
 
 
 def _checked_splits(tensor: torch.Tensor, splits: Any, process_set: ProcessSet) -> list[int]:
-    size = len(coordinator_of(process_set).ranks)
+    size = len(controller_of(process_set).ranks)
     if tensor.dim() == 0:
         raise ValueError("alltoall of a scalar: there are no rows to give to the ranks")
     rows = tensor.shape[0]
@@ -314,7 +314,7 @@ def join(device: int = -1) -> int:
 
     Errors: ValueError where a DistributedOptimizer has a policy, since its steps need all ranks.
     """
-    if coordinator_of(global_process_set).has_adopted:
+    if controller_of(global_process_set).has_adopted:
         raise ValueError(
             "hvd.join() with a DistributedOptimizer that has a policy: its steps need all ranks; "
             "leave the policy out, or make equally many steps on all ranks"

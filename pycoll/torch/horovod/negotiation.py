@@ -88,7 +88,7 @@ class _Mine(NamedTuple):
     until: float
 
 
-class Agreement:
+class Negotiation:
     """One rank's side of the negotiation between the ranks of a communicator.
 
     One thread at a time may call methods, not always the same thread. All ranks must run equally

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pycoll.torch.horovod import horovod_world
 
 if TYPE_CHECKING:
-    from pycoll.torch.horovod.controller import Coordinator
+    from pycoll.torch.horovod.controller import Controller
 
 
 class ProcessSet:
@@ -167,10 +167,10 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     return True
 
 
-def coordinator_of(process_set: ProcessSet) -> Coordinator:
+def controller_of(process_set: ProcessSet) -> Controller:
     """The controller that runs the operations of a set. ValueError if this rank has none."""
     if process_set is global_process_set:
         return horovod_world.needed().everybody
     if not isinstance(process_set, ProcessSet):
         raise ValueError(f"process_set is {process_set!r}: expected a ProcessSet")
-    return horovod_world.needed().coordinator(process_set.process_set_id, process_set)
+    return horovod_world.needed().controller(process_set.process_set_id, process_set)

@@ -19,7 +19,7 @@ from pycoll.torch.horovod.scaled_ops import WORDS, Adasum, Average, ReduceOp, Su
 from pycoll.torch.horovod.streams import Order, order_of
 
 if TYPE_CHECKING:
-    from pycoll.torch.horovod.controller import Coordinator
+    from pycoll.torch.horovod.controller import Controller
 
 Tensors = Sequence[torch.Tensor]
 #: The sources and targets of fused reductions, by the name of the reduction in pycoll.
@@ -41,7 +41,7 @@ class Task:
     warns = True
     stalled = False
     #: The controller that it was submitted to, which sets ``done`` and wakes waiting callers.
-    home: Coordinator | None = None
+    home: Controller | None = None
     #: For tensors on a device: the order of streams, and the tensors.
     order: Order | None = None
     given: Tensors = ()

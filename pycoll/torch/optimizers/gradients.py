@@ -11,7 +11,7 @@ from pycoll.compress import Auto, Codec, Feedback
 from pycoll.torch.compression import Compressor
 from pycoll.torch.horovod import horovod_world
 from pycoll.torch.horovod.handles import synchronize
-from pycoll.torch.horovod.process_sets import ProcessSet, coordinator_of
+from pycoll.torch.horovod.process_sets import ProcessSet, controller_of
 from pycoll.torch.horovod.reducing_calls import grouped_allreduce_async_
 from pycoll.torch.horovod.scaled_ops import WORDS, Average, ReduceOp, scaled
 from pycoll.torch.horovod.tasks import Collective
@@ -170,7 +170,7 @@ class Gradients:
             return comm.all_reduce(given, WORDS[op], compress=codec, feedback=feedback)
 
         task = Collective(terms, reduce)
-        coordinator_of(process_set).submit(task, self.names[bucket[0]])
+        controller_of(process_set).submit(task, self.names[bucket[0]])
 
         def finish() -> None:
             for parameter, reduced in zip(bucket, horovod_world.waited(task), strict=True):

@@ -22,9 +22,9 @@ from pycoll.gradients.layout import Entry
 from pycoll.gradients.policies import Policy
 from pycoll.gradients.scheduler import Scheduler
 from pycoll.torch.horovod import horovod_world
-from pycoll.torch.horovod.controller import Coordinator
+from pycoll.torch.horovod.controller import Controller
 from pycoll.torch.horovod.horovod_errors import HorovodInternalError
-from pycoll.torch.horovod.process_sets import coordinator_of
+from pycoll.torch.horovod.process_sets import controller_of
 from pycoll.torch.horovod.scaled_ops import WORDS, Average, scaled
 from pycoll.torch.horovod.tasks import Collective
 from pycoll.torch.optimizers.coded_state import as_arrays, as_tensors, check_idle, check_policy
@@ -55,7 +55,7 @@ class ScheduledGradients:
         #: Parameters whose gradients are under way, with the context of their decompression.
         self.under_way: dict[torch.Tensor, Any] = {}
         self._numbers = {p: number for number, p in enumerate(self.parameters)}
-        self._home: Coordinator | None = None
+        self._home: Controller | None = None
         self._scheduler: Scheduler | None = None
         #: A loaded state that replaces that of the scheduler at the next step; else None.
         self._coded_state: dict[str, Any] | None = None
@@ -219,7 +219,7 @@ class ScheduledGradients:
     def _begin(self) -> None:
         """Begin a step; in a new world, make a communicator and a scheduler first."""
         self.before_step()
-        home = coordinator_of(self.settings.process_set)
+        home = controller_of(self.settings.process_set)
         if home is not self._home:
             words = {
                 "policy": str(self.policy),

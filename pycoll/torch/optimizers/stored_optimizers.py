@@ -10,7 +10,7 @@ import torch
 from pycoll.ps import Store, connect
 from pycoll.ps.consistency import Consistency, consistency_of
 from pycoll.torch.horovod import horovod_world
-from pycoll.torch.horovod.process_sets import coordinator_of
+from pycoll.torch.horovod.process_sets import controller_of
 from pycoll.torch.horovod.tasks import Collective
 from pycoll.torch.optimizers.gradients import Settings
 from pycoll.torch.optimizers.stored_steps import (
@@ -161,7 +161,7 @@ def stored_optimizer(
 
 def _opened(settings: Settings, consistency: Consistency, blocks: list[Block]) -> Store:
     """Open a store on the servers of the job; it closes with the world."""
-    home = coordinator_of(settings.process_set)
+    home = controller_of(settings.process_set)
     if not home.comm.servers:
         raise ValueError(
             f"consistency is {consistency} and the job has no servers: start some (pycoll run "

@@ -1,4 +1,4 @@
-"""The agreement on the order of tensors by itself: ranks are threads, rounds are called by hand."""
+"""The negotiation of the order of tensors alone: ranks are threads, the tests call the rounds."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import pytest
 from harness import Counting, fresh_world, world_in_threads
 
 import pycoll
-from pycoll.torch.horovod.negotiation import KNOWN_MAX, Agreement, Round
+from pycoll.torch.horovod.negotiation import KNOWN_MAX, Negotiation, Round
 
 Comm = pycoll.Communicator
 PLAIN = json.dumps({"shape": [3], "joinable": True})
 OTHER = json.dumps({"shape": [4], "joinable": True})
 
 
-def agreement_of(comm: Comm) -> Agreement:
-    return Agreement(comm, range(comm.size))
+def negotiation_of(comm: Comm) -> Negotiation:
+    return Negotiation(comm, range(comm.size))
 
 
 def keys(found: Round) -> list[str]:
@@ -28,13 +28,13 @@ def keys(found: Round) -> list[str]:
 
 def test_a_name_is_settled_when_the_last_rank_has_it() -> None:
     def rank(comm: Comm) -> list[list[str]]:
-        agreement = agreement_of(comm)
+        negotiation = negotiation_of(comm)
         found = []
         for step in range(comm.size + 1):
             if step == comm.rank:
-                agreement.add("x", PLAIN, False)
-            found.append(keys(agreement.round()))
-            assert agreement.waits == (comm.rank <= step < comm.size - 1)
+                negotiation.add("x", PLAIN, False)
+            found.append(keys(negotiation.round()))
+            assert negotiation.waits == (comm.rank <= step < comm.size - 1)
         return found
 
     assert world_in_threads(3).run(rank) == [[[], [], ["x"], []]] * 3
@@ -45,7 +45,7 @@ def test_any_orders_settle_alike(size: int) -> None:
     """Names come again and again, in other orders and rounds, some with terms of the step."""
 
     def rank(comm: Comm) -> list[list[str]]:
-        agreement = agreement_of(comm)
+        negotiation = negotiation_of(comm)
         mine = random.Random(f"{os.environ.get('TEST_SEED', '0')}/{comm.rank}")
         found: list[list[str]] = []
         for step in range(8):
@@ -59,12 +59,12 @@ def test_any_orders_settle_alike(size: int) -> None:
             missing = len(wanted)
             while missing:
                 for _ in range(min(len(wanted), mine.randrange(30))):
-                    agreement.add(*wanted.pop())
-                ready = agreement.round().ready
+                    negotiation.add(*wanted.pop())
+                ready = negotiation.round().ready
                 assert all(not one.problem for one in ready), ready
                 found.append([one.key for one in ready])
                 missing -= len(ready)
-        assert not agreement.waits
+        assert not negotiation.waits
         return found
 
     first, *others = world_in_threads(size).run(rank)
@@ -75,11 +75,11 @@ def test_any_orders_settle_alike(size: int) -> None:
 def test_known_names_travel_as_bits() -> None:
     def rank(comm: Comm) -> list[str]:
         counting: Any = Counting(comm)
-        agreement = Agreement(counting, range(comm.size))
+        negotiation = Negotiation(counting, range(comm.size))
         for _ in range(3):
-            agreement.add("a", PLAIN, False)
-            agreement.add("b", PLAIN, False)
-            assert sorted(keys(agreement.round())) == ["a", "b"]
+            negotiation.add("a", PLAIN, False)
+            negotiation.add("b", PLAIN, False)
+            assert sorted(keys(negotiation.round())) == ["a", "b"]
         calls: list[str] = counting.calls
         return calls
 
@@ -89,13 +89,13 @@ def test_known_names_travel_as_bits() -> None:
 
 def test_other_terms_are_a_problem_told_alike() -> None:
     def rank(comm: Comm) -> list[str]:
-        agreement = agreement_of(comm)
+        negotiation = negotiation_of(comm)
         texts = []
         for odd in (False, True, True, False):
-            agreement.add("x", OTHER if odd and comm.rank == 2 else PLAIN, False)
-            while agreement.waits:
-                texts += [one.problem for one in agreement.round().ready]
-            agreement.round()
+            negotiation.add("x", OTHER if odd and comm.rank == 2 else PLAIN, False)
+            while negotiation.waits:
+                texts += [one.problem for one in negotiation.round().ready]
+            negotiation.round()
         return texts
 
     text = "the ranks disagree about x: shape is [3] on ranks 0, 1, [4] on rank 2"
@@ -105,19 +105,19 @@ def test_other_terms_are_a_problem_told_alike() -> None:
 @pytest.mark.parametrize("known", [False, True])
 def test_who_is_waited_for_too_long_is_named(known: bool) -> None:
     def rank(comm: Comm) -> list[str]:
-        agreement = agreement_of(comm)
+        negotiation = negotiation_of(comm)
         if known:
-            agreement.add("x", PLAIN, False)
-            assert keys(agreement.round()) == ["x"]
+            negotiation.add("x", PLAIN, False)
+            assert keys(negotiation.round()) == ["x"]
         comm.timeout_s = 0.2
         if comm.rank != 1:
-            agreement.add("x", PLAIN, False)
+            negotiation.add("x", PLAIN, False)
         comm.timeout_s = 30
         found: list[str] = []
         while not found:
             comm.barrier()
-            found = [one.problem for one in agreement.round().ready]
-        assert not agreement.waits
+            found = [one.problem for one in negotiation.round().ready]
+        assert not negotiation.waits
         return found
 
     world = fresh_world(3)
@@ -133,18 +133,18 @@ def test_who_is_waited_for_too_long_is_named(known: bool) -> None:
 
 def test_joined_ranks_stand_aside() -> None:
     def rank(comm: Comm) -> list[tuple[list[str], int | None]]:
-        agreement = agreement_of(comm)
+        negotiation = negotiation_of(comm)
         found = []
-        agreement.add("known", PLAIN, False)
-        agreement.round()
+        negotiation.add("known", PLAIN, False)
+        negotiation.round()
         if comm.rank == 0:
-            agreement.join()
+            negotiation.join()
         for step in range(3):
             if comm.rank == 1 and step == 2:
-                agreement.join()
+                negotiation.join()
             elif comm.rank == 1:
-                agreement.add(("known", "new")[step], PLAIN, False)
-            told = agreement.round()
+                negotiation.add(("known", "new")[step], PLAIN, False)
+            told = negotiation.round()
             found.append((keys(told), told.last_joined))
         return found
 
@@ -160,12 +160,12 @@ def test_joined_ranks_stand_aside() -> None:
 
 def test_names_beyond_the_limit_are_told_in_words() -> None:
     def rank(comm: Comm) -> int:
-        agreement = agreement_of(comm)
+        negotiation = negotiation_of(comm)
         count = KNOWN_MAX + 5
         for _ in range(2):
             for number in range(count):
-                agreement.add(f"n{number}", "{}", False)
-            assert sorted(keys(agreement.round())) == sorted(f"n{i}" for i in range(count))
+                negotiation.add(f"n{number}", "{}", False)
+            assert sorted(keys(negotiation.round())) == sorted(f"n{i}" for i in range(count))
         return count
 
     assert world_in_threads(2).run(rank) == [KNOWN_MAX + 5] * 2
@@ -175,17 +175,17 @@ def test_what_waits_for_long_is_told_once_with_the_ranks_that_lack_it() -> None:
     """Also where the name has a number, so that only bits are known of it."""
 
     def rank(comm: Comm) -> list[tuple[list[int], str]]:
-        agreement = Agreement(comm, [5, 6, 7], warn_after_s=0.0)
+        negotiation = Negotiation(comm, [5, 6, 7], warn_after_s=0.0)
         told = []
         for _ in range(2):
             if comm.rank != 1:
-                agreement.add("x", PLAIN, False)
+                negotiation.add("x", PLAIN, False)
             for _ in range(4):
-                told += agreement.round().stalled
+                told += negotiation.round().stalled
             if comm.rank == 1:
-                agreement.add("x", PLAIN, False)
-            while agreement.waits:
-                told += agreement.round().stalled
+                negotiation.add("x", PLAIN, False)
+            while negotiation.waits:
+                told += negotiation.round().stalled
         return [(list(one.had), one.text) for one in told]
 
     found = world_in_threads(3).run(rank)
