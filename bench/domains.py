@@ -28,7 +28,7 @@ from pycoll.algorithms import lookup
 from pycoll.cost.copying import choose_copies
 from pycoll.cost.model import DEFAULT, DOMAIN_BETA, FAR_ALPHA, FAR_BETA, Link
 from pycoll.cost.selection import bytes_text, choose, seconds_text
-from pycoll.plan.lowering import acknowledged, lower_all
+from pycoll.plan.lowering import add_acknowledgements, lower_all
 from pycoll.plan.plan_format import Plan, unpack
 from pycoll.schedule.collectives import Collective
 from pycoll.schedule.copies import Copies
@@ -100,7 +100,7 @@ def plans_of(
 ) -> tuple[Plan, ...]:
     """Return the plans of all ranks."""
     schedule = lookup(collective, name).build(topology.size, topology=topology)
-    return tuple(unpack(image) for image in lower_all(acknowledged(schedule), copies))
+    return tuple(unpack(image) for image in lower_all(add_acknowledgements(schedule), copies))
 
 
 class Row(NamedTuple):

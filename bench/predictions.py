@@ -39,7 +39,7 @@ HEAD = ("collective", "memory", "bytes", "algorithm", "predicted", "measured", "
 
 def found_of(words: argparse.Namespace, config: Config) -> Iterator[tuple[str, str, Compared]]:
     """Measure every row: the collective, the memory, and both times."""
-    parameters = local_parameters(config, False).oversubscribed(words.ranks / core_count())
+    parameters = local_parameters(config, False).with_ranks_per_core(words.ranks / core_count())
     for collective in COLLECTIVES[:2] if words.quick else COLLECTIVES:
         for memory in MEMORIES:
             asked = Comparison(

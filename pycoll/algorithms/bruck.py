@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pycoll.algorithms.pattern import finish, log2_ceil, shifted
+from pycoll.algorithms.pattern import finish, log2_ceil, shift_pairs
 from pycoll.schedule.collectives import Collective
 from pycoll.schedule.language import TOKEN, Schedule, Transfer
 
@@ -26,7 +26,7 @@ def all_gather(size: int, *, only: int | None = None) -> Schedule:
     def doubling() -> Iterator[Transfer]:
         for step in range(log2_ceil(size)):
             have = 1 << step
-            for source, destination in shifted(size, -have, only):
+            for source, destination in shift_pairs(size, -have, only):
                 for distance in range(min(have, size - have)):
                     yield Transfer(step, (source + distance) % size, source, destination)
 
@@ -44,7 +44,7 @@ def all_to_all(size: int, *, only: int | None = None) -> Schedule:
         for step in range(log2_ceil(size)):
             hop = 1 << step
             ahead = [d for d in range(size) if d & hop]
-            for at, onto in shifted(size, hop, only):
+            for at, onto in shift_pairs(size, hop, only):
                 for distance in ahead:
                     origin = (at - distance % hop) % size
                     block = origin * size + (origin + distance) % size
@@ -61,6 +61,6 @@ def barrier(size: int, *, only: int | None = None) -> Schedule:
     tokens = (
         Transfer(step, TOKEN, source, destination)
         for step in range(log2_ceil(size))
-        for source, destination in shifted(size, 1 << step, only)
+        for source, destination in shift_pairs(size, 1 << step, only)
     )
     return finish(Collective.BARRIER, size, tokens, only=only)

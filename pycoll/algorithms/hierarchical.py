@@ -55,14 +55,14 @@ class Parts(NamedTuple):
         """The phase across hosts; it is a hierarchy itself if there are levels above hosts."""
         outer = self.table[collective].get(self.outer)
         if outer is not None and outer.serves:
-            return Phase(outer, groups, True, self._served())
+            return Phase(outer, groups, True, self._topology_with_servers())
         above = self.topology.above()
         if above is None:
             return Phase(self.table[collective][self.outer], groups, True)
         algorithm = compose(self.table, collective, self.inner, self.outer)
         return Phase(algorithm, groups, True, above)
 
-    def _served(self) -> Topology:
+    def _topology_with_servers(self) -> Topology:
         """One worker of each host, and all servers, each on a host of its own."""
         servers = self.topology.servers
         size = len(self.topology.workers.hosts) + servers
@@ -170,7 +170,7 @@ def all_gather(use: Parts, root: int) -> Composition:
     return Composition(1, phases)
 
 
-def rooted(use: Parts, root: int, collective: Collective) -> tuple[int, Phase, Phase]:
+def rooted_phases(use: Parts, root: int, collective: Collective) -> tuple[int, Phase, Phase]:
     """(parts, phase across leaders, phase inside hosts) of a broadcast or reduce.
 
     The root is the leader of its host.
@@ -194,13 +194,13 @@ def rooted(use: Parts, root: int, collective: Collective) -> tuple[int, Phase, P
 
 def broadcast(use: Parts, root: int) -> Composition:
     """Broadcast from the root to one leader per host, then inside hosts."""
-    parts, across, inside = rooted(use, root, Collective.BROADCAST)
+    parts, across, inside = rooted_phases(use, root, Collective.BROADCAST)
     return Composition(parts, [across, inside])
 
 
 def reduce(use: Parts, root: int) -> Composition:
     """Reduce inside hosts to one leader per host, then across hosts."""
-    parts, across, inside = rooted(use, root, Collective.REDUCE)
+    parts, across, inside = rooted_phases(use, root, Collective.REDUCE)
     return Composition(parts, [inside, across])
 
 
@@ -209,7 +209,7 @@ def by_host(use: Parts, root: int, collective: Collective) -> tuple[Phase, Phase
 
     A leader handles all blocks of its host.
     """
-    _, across, inside = rooted(use, root, collective)
+    _, across, inside = rooted_phases(use, root, collective)
     hosts = use.topology.hosts
     groups = [
         Group(group.members, [(rank,) for rank in group.members], group.root)

@@ -38,7 +38,7 @@ def log2_ceil(size: int) -> int:
     return (size - 1).bit_length()
 
 
-def shifted(size: int, distance: int, only: int | None) -> list[Pair]:
+def shift_pairs(size: int, distance: int, only: int | None) -> list[Pair]:
     """(r, r + distance mod size) for every rank r."""
     distance %= size
     if distance == 0:

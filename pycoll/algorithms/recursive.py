@@ -26,7 +26,7 @@ from pycoll.schedule.language import REDUCE, TOKEN, Schedule, Transfer
 
 
 class Cores(NamedTuple):
-    """The 2^k ranks that take part in the exchange (``working``), and the ``folded`` others."""
+    """The 2^k ranks that take part in the exchange (``working``), and the ``pair_count`` others."""
 
     size: int
     only: int | None
@@ -42,18 +42,18 @@ class Cores(NamedTuple):
         return 1 << self.rounds
 
     @property
-    def folded(self) -> int:
+    def pair_count(self) -> int:
         """r, the number of pairs."""
         return self.size - self.working
 
     @property
     def fold_steps(self) -> int:
         """The steps of the fold: 1 if there are pairs, else 0."""
-        return min(self.folded, 1)
+        return min(self.pair_count, 1)
 
     def rank(self, core: int) -> int:
         """The rank of core number ``core``."""
-        return core + min(core, self.folded)
+        return core + min(core, self.pair_count)
 
     def blocks(self, core: int) -> range:
         """The ranks that this core represents: itself, and the odd rank of its pair."""
@@ -62,15 +62,15 @@ class Cores(NamedTuple):
     def pairs(self) -> list[Pair]:
         """(even rank, odd rank) of every pair."""
         if self.only is None:
-            return [(2 * i, 2 * i + 1) for i in range(self.folded)]
+            return [(2 * i, 2 * i + 1) for i in range(self.pair_count)]
         even = self.only & ~1
-        return [(even, even + 1)] if even < 2 * self.folded else []
+        return [(even, even + 1)] if even < 2 * self.pair_count else []
 
     def partners(self, *distances: int) -> Iterator[Pair]:
         """(core, core ^ distance) for every core; the sources of a core come in ascending order."""
         cores: list[int] = list(range(self.working))
         if self.only is not None:
-            own = self.only - min(self.folded, (self.only + 1) // 2)
+            own = self.only - min(self.pair_count, (self.only + 1) // 2)
             if self.rank(own) != self.only:
                 return
             cores = sorted(own ^ distance for distance in (0, *distances))

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import chain
 
-from pycoll.algorithms.pattern import finish, shifted
+from pycoll.algorithms.pattern import finish, shift_pairs
 from pycoll.schedule.collectives import Collective
 from pycoll.schedule.language import REDUCE, Schedule, Transfer
 
@@ -22,14 +22,14 @@ from pycoll.schedule.language import REDUCE, Schedule, Transfer
 def scattering(size: int, only: int | None) -> Iterator[Transfer]:
     """p-1 steps: every chunk collects contributions around the ring and ends at its owner."""
     for step in range(size - 1):
-        for source, destination in shifted(size, 1, only):
+        for source, destination in shift_pairs(size, 1, only):
             yield Transfer(step, (source - step - 1) % size, source, destination, REDUCE)
 
 
 def gathering(size: int, only: int | None, start: int = 0) -> Iterator[Transfer]:
     """p-1 steps: every rank sends its own chunk first, then the chunk that it received last."""
     for step in range(size - 1):
-        for source, destination in shifted(size, 1, only):
+        for source, destination in shift_pairs(size, 1, only):
             yield Transfer(start + step, (source - step) % size, source, destination)
 
 

@@ -220,7 +220,7 @@ class Core(_core.Calls):
         several = len(self._topology.hosts) > 1
         hosts = {name.rpartition(":")[0] for name in self._names}
         parameters = from_text(tuning).parameters(inside, several, hosts, across)
-        return Plans(self.rank, self._topology, parameters.oversubscribed(oversubscription))
+        return Plans(self.rank, self._topology, parameters.with_ranks_per_core(oversubscription))
 
     def _failed(
         self, error: Exception, name: str, calls: int | None, exchanges: bool = True

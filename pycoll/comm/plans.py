@@ -21,11 +21,11 @@ from pycoll.cost.selection import (
     choose,
     choose_coded,
     coded_candidates,
-    followed,
+    followed_topology,
 )
 from pycoll.errors import InvalidArgumentError
 from pycoll.ops import Reduction, find_reduction
-from pycoll.plan.lowering import acknowledged, lower
+from pycoll.plan.lowering import add_acknowledgements, lower
 from pycoll.schedule.collectives import REDUCING, Collective
 from pycoll.schedule.copies import Copies
 from pycoll.schedule.topology import Topology, single_host
@@ -130,7 +130,7 @@ class Plans:
         self.topology = topology
         self.parameters = parameters.of_servers if topology.servers else parameters
         #: The topology of schedules without codes; codes travel between hosts only.
-        self.followed = followed(topology, parameters)
+        self.followed = followed_topology(topology, parameters)
         self._plans: dict[_Key, _core.Plan] = {}
         self._keys: dict[_core.Plan, _Key] = {}
         self._lanes: dict[_core.Plan, int] = {}
@@ -350,7 +350,7 @@ def plan_bytes(
             f"rank is {rank} of {size}, and the topology has {topology.size} ranks"
         )
     copies = choose_copies(kind, size, nbytes, DEFAULT)
-    groups = followed(topology, DEFAULT)
+    groups = followed_topology(topology, DEFAULT)
     return _lowered(_Key(kind, name, root, copies), groups, rank)
 
 
@@ -359,7 +359,7 @@ def _lowered(key: _Key, topology: Topology, rank: int) -> bytes:
     schedule = algorithm.build(topology.size, root=key.root, only=rank, topology=topology)
     if key.is_coded:
         schedule = algorithm.encode(schedule, topology)
-    return lower(acknowledged(schedule), rank, key.copies)
+    return lower(add_acknowledgements(schedule), rank, key.copies)
 
 
 def _hash(text: str) -> int:

@@ -37,7 +37,7 @@ from pycoll.cost.selection import (
     bytes_text,
     choose,
     choose_coded,
-    followed,
+    followed_topology,
     predict,
     seconds_text,
 )
@@ -99,7 +99,7 @@ def wire_bytes(
     """The bytes of a message that leave the busiest host; on one host, the busiest rank."""
     algorithm = lookup(collective, name)
     if len(topology.hosts) == 1:
-        groups = followed(topology, parameters)
+        groups = followed_topology(topology, parameters)
         return float(algorithm.cost(topology.size, groups).sent) * nbytes
     return profile(algorithm, topology).terms(nbytes)[1].carried
 
@@ -109,7 +109,7 @@ def coded_cost(
 ) -> CodedCost:
     """The cost of a message of ``nbytes`` with a codec, by the algorithms that would run."""
     if coded.way != DENSE:
-        return _composed(topology, nbytes, coded, parameters)
+        return _composed_cost(topology, nbytes, coded, parameters)
     ratio = coded.ratio
     choice = choose_coded(collective, topology, nbytes, parameters=parameters, ratio=ratio)
     name, links = choice.name, choice.predicted_s
@@ -124,7 +124,9 @@ def coded_cost(
     return CodedCost(by, links, core_s * max(parameters.per_core, 1.0), pieces, wire)
 
 
-def _composed(topology: Topology, nbytes: int, coded: Coded, parameters: Parameters) -> CodedCost:
+def _composed_cost(
+    topology: Topology, nbytes: int, coded: Coded, parameters: Parameters
+) -> CodedCost:
     """The cost of an all_reduce that is a sequence of collectives."""
     size, hosts = topology.size, len(topology.hosts)
     links = wire = 0.0

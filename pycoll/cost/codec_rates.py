@@ -47,7 +47,7 @@ def origin_of(one: CodecRate) -> str:
 
 
 def as_json(rates: tuple[CodecRate, ...]) -> dict[str, Any]:
-    """The JSON value that ``checked`` reads: bytes of float32 per second by codec."""
+    """The JSON value that ``parse_rates`` reads: bytes of float32 per second by codec."""
     return {
         one.name: {"encode": one.encode, "decode_add": one.decode_add}
         for one in rates
@@ -55,7 +55,7 @@ def as_json(rates: tuple[CodecRate, ...]) -> dict[str, Any]:
     }
 
 
-def checked(data: Any) -> tuple[CodecRate, ...]:
+def parse_rates(data: Any) -> tuple[CodecRate, ...]:
     """The rates of a JSON value; what it lacks is built in.
 
     Raises ValueError that names the entry that is unknown or out of range.

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pycoll.cost.loads import (
     SCHEDULE_SIZE_MAX,
-    carried,
-    copied,
+    load_across,
+    load_inside,
     first_of,
     profile_of_schedule,
 )
@@ -67,7 +67,7 @@ class _Figures(NamedTuple):
     chunks: int
 
 
-def extrapolated(
+def extrapolate(
     algorithm: Algorithm, topology: Topology, weighed_max: int = SCHEDULE_SIZE_MAX
 ) -> Profile:
     """The profile on several hosts, from schedules of at most ``weighed_max`` ranks.
@@ -105,11 +105,11 @@ def _along_hosts(algorithm: Algorithm, world: _World, weighed_max: int) -> _Figu
     """The figures from worlds with fewer hosts, or from the schedule of a small world."""
     limit = weighed_max // world.local
     if world.hosts <= limit:
-        return _weighed(algorithm, world)
+        return _figures_from_schedule(algorithm, world)
     numbers = _smaller(world.hosts, limit, world.local)
     worlds = [world._replace(hosts=n) for n in numbers]
     guides = [_guide(algorithm, one) for one in (*worlds, world)]
-    return _line([_weighed(algorithm, one) for one in worlds], guides)
+    return _line([_figures_from_schedule(algorithm, one) for one in worlds], guides)
 
 
 def _smaller(number: int, limit: int, factor: int) -> list[int]:
@@ -143,7 +143,7 @@ def _line(known: list[_Figures], guides: list[_Figures]) -> _Figures:
     """
     high = known[-1]
 
-    def reached(i: int) -> float:
+    def extend_count(i: int) -> float:
         *earlier, near, wanted = (guide.counts[i] for guide in guides)
         for figures, guide in zip(known[-2::-1], earlier[::-1], strict=True):
             if guide != near:
@@ -151,12 +151,12 @@ def _line(known: list[_Figures], guides: list[_Figures]) -> _Figures:
                 return high.counts[i] + slope * (wanted - near)
         return high.counts[i]
 
-    counts = tuple(reached(i) for i in range(len(high.counts)))
+    counts = tuple(extend_count(i) for i in range(len(high.counts)))
     return _Figures(counts, high.sharing, guides[-1].chunks)
 
 
 @lru_cache(maxsize=1024)
-def _weighed(algorithm: Algorithm, world: _World) -> _Figures:
+def _figures_from_schedule(algorithm: Algorithm, world: _World) -> _Figures:
     """The figures counted from the schedule of ``world``."""
     topology = world.topology
     schedule = algorithm.build(world.size, topology=topology)
@@ -170,7 +170,7 @@ def _guide(algorithm: Algorithm, world: _World) -> _Figures:
         near, far, _ = algorithm.levels(world.topology)
     else:
         near = far = algorithm.cost(world.size)
-    inside, across = copied(near), carried(far)
+    inside, across = load_inside(near), load_across(far)
     first = (
         first_of(inside, near.steps, near.chunks),
         first_of(across, far.steps, far.chunks),

@@ -11,7 +11,14 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from pycoll.cost.model import Link, Parameters
-from pycoll.cost.selection import bytes_text, candidates, choose, followed, predict, seconds_text
+from pycoll.cost.selection import (
+    bytes_text,
+    candidates,
+    choose,
+    followed_topology,
+    predict,
+    seconds_text,
+)
 from pycoll.errors import InvalidArgumentError
 from pycoll.schedule.collectives import Collective
 from pycoll.schedule.topology import Topology, even_domains
@@ -139,7 +146,7 @@ def forecast(asked: Asked, parameters: Parameters) -> Forecast:
 
     def times(topology: Topology, nbytes: int) -> Times:
         kind = asked.collective
-        names = candidates(kind, followed(topology, parameters))
+        names = candidates(kind, followed_topology(topology, parameters))
         seconds = {name: predict(kind, name, topology, nbytes, parameters) for name in names}
         return Times(seconds, choose(kind, topology, nbytes, parameters=parameters).name)
 
@@ -167,17 +174,17 @@ def tables(found: Forecast) -> list[str]:
     word = asked.collective.name.lower()
     if found.by_bytes:
         lines += [f"{word} on {world_text(asked)}, predicted time by message size (* chosen)"]
-        sizes = thinned(sorted(found.by_bytes), asked.nbytes)
+        sizes = select_columns(sorted(found.by_bytes), asked.nbytes)
         columns = {bytes_text(nbytes): found.by_bytes[nbytes] for nbytes in sizes}
         lines += [*_table(columns, found), ""]
     message = f" of {bytes_text(asked.nbytes)}" if found.by_bytes else ""
     head = f"{word}{message} on hosts of {asked.local_size}"
     lines.append(f"{head}, predicted time by ranks (* chosen)")
-    ranks = thinned(sorted(found.by_ranks), asked.ranks)
+    ranks = select_columns(sorted(found.by_ranks), asked.ranks)
     return lines + _table({str(number): found.by_ranks[number] for number in ranks}, found)
 
 
-def thinned(values: Sequence[int], kept: int) -> list[int]:
+def select_columns(values: Sequence[int], kept: int) -> list[int]:
     """Selects as many values as a table has columns, evenly spaced.
 
     The first, the last and, if present, ``kept`` are always selected.

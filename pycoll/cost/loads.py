@@ -23,12 +23,12 @@ SCHEDULE_SIZE_MAX = 64
 SMALL_SIZE = 4
 
 
-def copied(cost: Cost) -> Load:
+def load_inside(cost: Cost) -> Load:
     """The work of the busiest rank for a tile inside a host, where its core copies both ways."""
     return _load(float(cost.handled) / 2, cost)
 
 
-def carried(cost: Cost) -> Load:
+def load_across(cost: Cost) -> Load:
     """The work of the busiest rank for a tile across hosts, where both directions run at once."""
     return _load(float(max(cost.sent, cost.received)), cost)
 
@@ -108,15 +108,15 @@ def profile_of_schedule(schedule: Schedule, topology: Topology) -> Profile:
         load.waits += across or step not in crossing
         # Inside a host the sender copies a segment and then the receiver copies it.
         load.segments += max(tally.segments(), 1)
-        load.moved += max(tally.moved(), len(tally.carried) > 0) / chunks
-        load.combined += tally.combined() / chunks
+        load.moved += max(tally.most_moved(), len(tally.carried) > 0) / chunks
+        load.combined += tally.most_combined() / chunks
         load.flow += across * tally.flow() / chunks
     period = tuple(
         Load(
             0,
             tally.segments(),
-            tally.moved() / chunks,
-            tally.combined() / chunks,
+            tally.most_moved() / chunks,
+            tally.most_combined() / chunks,
             across * tally.flow() / chunks,
         )
         for across, tally in enumerate(whole)
@@ -166,13 +166,13 @@ class _Tally:
     def segments(self) -> float:
         return self._busiest(self.handled)
 
-    def moved(self) -> float:
+    def most_moved(self) -> float:
         return self._busiest(self.carried)
 
     def flow(self) -> int:
         return max(self.flowed.values(), default=0)
 
-    def combined(self) -> int:
+    def most_combined(self) -> int:
         return max(self.folded.values(), default=0)
 
     def _busiest(self, counts: _Ends) -> float:

@@ -69,7 +69,7 @@ class Link(NamedTuple):
     and received bytes, so it is twice the cost of a copy. ``gamma``: s/byte to combine.
     ``overhead``: s of processor time per segment.
 
-    ``spill``: additional s/byte of bytes that miss ``cache_bytes``, see :func:`spilled`. ``flow``:
+    ``spill``: additional s/byte of bytes that miss ``cache_bytes``, see :func:`spilled_bytes`. ``flow``:
     s/byte of one rank across hosts, even if the link of its host is idle; 0 if one rank fills the
     link. ``reach``: s/byte, instead of beta, of bytes that peers read in place; 0 if peers cannot,
     as across hosts. Across domains of one host flow is the cost of such bytes too.
@@ -95,7 +95,7 @@ class Link(NamedTuple):
         handling = terms.waits * self.alpha + terms.segments * self.overhead
         handling += self.call * terms.calls if terms.waits else 0.0
         reached = terms.reached if self.reach else 0.0
-        spill = self.spill * spilled(terms, nbytes, self.cache_bytes)
+        spill = self.spill * spilled_bytes(terms, nbytes, self.cache_bytes)
         moved = (terms.moved - reached) * self.beta + reached * self.reach + spill
         moving = max(moved, terms.flow * self.flow)
         busy = handling + moving + terms.combined * self.gamma
@@ -112,7 +112,7 @@ REACHED_BYTES, LENT_BYTES = 8192, 4096
 TURNS_S, TURN_S = 1e-6, 0.35e-6
 
 
-def spilled(terms: Terms, nbytes: int, cache_bytes: int) -> float:
+def spilled_bytes(terms: Terms, nbytes: int, cache_bytes: int) -> float:
     """The number of bytes that miss the caches.
 
     Inside a host successive operations traverse memory in alternating directions, so only the
@@ -187,7 +187,7 @@ class Parameters(NamedTuple):
         """The parameters of operations in which servers combine the values."""
         return self._replace(segment_bytes=min(self.segment_bytes, SERVED_SEGMENT_BYTES))
 
-    def oversubscribed(self, ranks_per_core: float) -> Parameters:
+    def with_ranks_per_core(self, ranks_per_core: float) -> Parameters:
         """The parameters for several ranks per core, which take turns on it."""
         if ranks_per_core <= 1:
             return self
@@ -281,7 +281,7 @@ class Profile(NamedTuple):
         if parameters.per_core > 1:
             each = self.period[0]
             fetches = each.fetched / each.moved if inside.reached else 1.0
-            inside = self.turns.shared(inside, parameters.per_core, fetches)
+            inside = self.turns.share_cores(inside, parameters.per_core, fetches)
         within = parameters.inside.seconds(inside, nbytes)
         return within + parameters.across.seconds(across, nbytes)
 

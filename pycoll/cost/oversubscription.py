@@ -27,7 +27,7 @@ class Turns(NamedTuple):
     evenness: float = 1.0
     handed_on: float = 0.0
 
-    def shared(self, terms: Terms, per_core: float, fetches: float = 1.0) -> Terms:
+    def share_cores(self, terms: Terms, per_core: float, fetches: float = 1.0) -> Terms:
         """Converts ``terms`` of the busiest rank to ``per_core`` ranks per core.
 
         ``fetches``: ``moved`` of the busiest rank, divided by its value if all ranks copied what

@@ -11,10 +11,10 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from pycoll.cost.copying import choose_idle, copied_in_place, kept_by
-from pycoll.cost.extrapolation import extrapolated
+from pycoll.cost.extrapolation import extrapolate
 from pycoll.cost.loads import (
     SCHEDULE_SIZE_MAX,
-    copied,
+    load_inside,
     first_of,
     profile_of_domains,
     profile_of_schedule,
@@ -67,9 +67,9 @@ def profile_of_costs(
 ) -> Profile:
     """The profile from the formula; on several hosts it is extrapolated from smaller schedules."""
     if len(topology.hosts) > 1:
-        return extrapolated(algorithm, topology)
+        return extrapolate(algorithm, topology)
     cost = algorithm.cost(topology.size)
-    period = copied(cost)
+    period = load_inside(cost)
     first = first_of(period, cost.steps, cost.chunks)
     period.waits = 0 if streams(algorithm) else max(cost.steps - 1, 0)
     collective, size = algorithm.collective, topology.size

@@ -84,13 +84,13 @@ def candidates(
     """The names of the algorithms to predict.
 
     Hierarchies are candidates if there are several hosts, or domains that take their place
-    (`followed`). ``deterministic`` or not ``commutes``
+    (`followed_topology`). ``deterministic`` or not ``commutes``
     exclude algorithms without the required fold order. ``among`` restricts the names;
     "hierarchical" stands for all hierarchies.
     """
     several = len(topology.hosts) > 1
     if topology.servers:
-        return _served(collective, topology, deterministic, commutes, among)
+        return _server_candidates(collective, topology, deterministic, commutes, among)
     names = []
     for name, one in TABLE[collective].items():
         if among is not None and name not in among:
@@ -122,7 +122,7 @@ def coded_candidates(
     )
 
 
-def _served(
+def _server_candidates(
     collective: Collective,
     topology: Topology,
     deterministic: bool,
@@ -150,7 +150,7 @@ def _keeps(algorithm: Algorithm, deterministic: bool, commutes: bool) -> bool:
     return commutes or algorithm.keeps_order
 
 
-def followed(topology: Topology, parameters: Parameters) -> Topology:
+def followed_topology(topology: Topology, parameters: Parameters) -> Topology:
     """The topology that schedules follow: domains take the place of hosts on one host.
 
     Ranks that share cores follow hosts, because the work of a core counts there.
@@ -158,9 +158,9 @@ def followed(topology: Topology, parameters: Parameters) -> Topology:
     return topology if parameters.per_core > 1 else topology.by_domain
 
 
-def _followed(topology: Topology, parameters: Parameters) -> tuple[Topology, Parameters]:
-    """``followed``, and the parameters of its links."""
-    groups = followed(topology, parameters)
+def _followed_links(topology: Topology, parameters: Parameters) -> tuple[Topology, Parameters]:
+    """``followed_topology``, and the parameters of its links."""
+    groups = followed_topology(topology, parameters)
     if topology.servers:
         parameters = parameters.of_servers
     return groups, parameters if groups is topology else parameters.of_domains
@@ -186,7 +186,7 @@ def choose(
     if nbytes < 0:
         raise InvalidArgumentError(f"nbytes is {nbytes}; it must not be negative")
     allowed = None if among is None else tuple(among)
-    topology, parameters = _followed(topology, parameters)
+    topology, parameters = _followed_links(topology, parameters)
     names = candidates(collective, topology, deterministic, commutes, allowed)
     if not names:
         raise InvalidArgumentError(
@@ -246,7 +246,7 @@ def coded_links(
     if algorithm.levels is None:
         inside = inside.shrunk(ratio)
     if parameters.per_core > 1:
-        inside = shape.turns.shared(inside, parameters.per_core, 1.0)
+        inside = shape.turns.share_cores(inside, parameters.per_core, 1.0)
     links = parameters.inside.seconds(inside, nbytes)
     return links + parameters.across.seconds(across.shrunk(ratio), nbytes)
 
@@ -268,15 +268,15 @@ def _choose(
             break
     else:
         return _shortest(collective, topology, times)
-    return _chosen(best, reason, times)
+    return _make_choice(best, reason, times)
 
 
 def _shortest(collective: Collective, topology: Topology, times: list[tuple[str, float]]) -> Choice:
     times = sorted(times, key=lambda pair: pair[1])
-    return _chosen(*_best(collective, topology, times), times)
+    return _make_choice(*_best(collective, topology, times), times)
 
 
-def _chosen(best: str, reason: str, times: list[tuple[str, float]]) -> Choice:
+def _make_choice(best: str, reason: str, times: list[tuple[str, float]]) -> Choice:
     others = sorted((pair for pair in times if pair[0] != best), key=lambda pair: pair[1])
     return Choice(best, dict(times)[best], reason, tuple(others))
 
@@ -316,7 +316,7 @@ def predict(
     ``memory``: a value of MEMORIES. Choices assume shared memory, whatever arrays a rank has.
     """
     moved = 0 if collective is Collective.BARRIER else nbytes
-    groups, links = _followed(topology, parameters)
+    groups, links = _followed_links(topology, parameters)
     # Choices come here with domains in the place of hosts, which only the links tell.
     domains = links.across.reach > 0
     shape = profile(lookup(collective, name), groups, parameters.per_core > 1, domains)
@@ -345,7 +345,7 @@ def explain_text(
     name = choice.name if algorithm is None else algorithm
     one = lookup(collective, name)
     seconds = predict(collective, name, topology, nbytes, parameters, memory)
-    groups = followed(topology, parameters)
+    groups = followed_topology(topology, parameters)
     cost = one.cost(topology.size, groups)
     shape = profile(one, groups)
     summary = one.summary if groups is topology else one.summary.replace("hosts", "domains")
@@ -360,7 +360,7 @@ def explain_text(
         f"  why        {reason}",
         f"  steps      {cost.steps}",
         f"  per rank   {moved}" if collective is not Collective.BARRIER else "",
-        _tiles(shape, nbytes, _followed(topology, parameters)[1].segment_bytes),
+        _tiles(shape, nbytes, _followed_links(topology, parameters)[1].segment_bytes),
         f"  memory     {memory}: copied through slots" if memory == ORDINARY else "",
         *_links(topology, parameters),
     ]
@@ -389,7 +389,7 @@ def _tiles(shape: Profile, nbytes: int, segment_bytes: int) -> str:
 
 
 def _links(topology: Topology, parameters: Parameters) -> list[str]:
-    groups, links = _followed(topology, parameters)
+    groups, links = _followed_links(topology, parameters)
     several = len(groups.hosts) > 1
     how = "schedule" if several else "cost formulas"
     if several and topology.size > SCHEDULE_SIZE_MAX:

@@ -22,8 +22,8 @@ GAIN = 0.8
 DEFAULT = STREAMING
 
 
-def checked(value: Any) -> str | None:
-    """Return the value of a tuning file, None where a file has none. Raises ValueError."""
+def parse_kind(value: Any) -> str | None:
+    """Return the kind in a tuning file, None where the file has none. Raises ValueError."""
     if value is not None and value not in KINDS:
         raise ValueError(f"slot_stores is {value!r}: expected one of {', '.join(KINDS)}")
     return None if value is None else str(value)
@@ -37,6 +37,6 @@ def slot_stores_of(text: str) -> str:
     A text that cannot be read has the default; ``from_text`` raises when it reads the costs.
     """
     try:
-        return checked(json.loads(text).get("slot_stores")) or DEFAULT
+        return parse_kind(json.loads(text).get("slot_stores")) or DEFAULT
     except (ValueError, AttributeError):
         return DEFAULT

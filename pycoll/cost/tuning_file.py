@@ -204,8 +204,8 @@ def from_text(text: str) -> Tuning:
     try:
         data = read_json(text)
         media, networks = _media(data["media"]), _networks(data["networks"])
-        stores = slot_stores.checked(data.get("slot_stores"))
-        codecs = codec_rates.checked(data.get("codecs"))
+        stores = slot_stores.parse_kind(data.get("slot_stores"))
+        codecs = codec_rates.parse_rates(data.get("codecs"))
         return Tuning(media, str(data["origin"]), networks, stores, codecs)
     except (ValueError, KeyError, TypeError) as error:
         raise InvalidArgumentError(f"rank 0 sent a tuning that cannot be read: {error}") from None
@@ -283,7 +283,7 @@ def load(path: Path | str) -> Tuning:
     """Reads and checks a file; raises InvalidArgumentError with path and reason."""
     try:
         data = read_json(read_file(path, _FILE_BYTES_MAX))
-        found = _checked(data)
+        found = _parse_tuning(data)
     except OSError as error:
         raise _unusable(path, error.strerror or str(error)) from None
     except (ValueError, TypeError) as error:
@@ -377,7 +377,7 @@ def _networks(data: Any) -> tuple[Network, ...]:
     return tuple(map(network_from_json, data))
 
 
-def _checked(data: Any) -> Tuning:
+def _parse_tuning(data: Any) -> Tuning:
     if not isinstance(data, dict):
         raise ValueError("it is not a JSON object")
     if data.get("schema") != SCHEMA:
@@ -389,8 +389,8 @@ def _checked(data: Any) -> Tuning:
     return Tuning(
         media=_media(data.get("media")),
         networks=_networks(data.get("networks", [])),
-        slot_stores=slot_stores.checked(data.get("slot_stores")),
-        codecs=codec_rates.checked(data.get("codecs")),
+        slot_stores=slot_stores.parse_kind(data.get("slot_stores")),
+        codecs=codec_rates.parse_rates(data.get("codecs")),
     )
 
 

@@ -83,7 +83,7 @@ def lower_all(schedule: Schedule, copies: Copies = _USUAL) -> list[bytes]:
     ]
 
 
-def acknowledged(schedule: Schedule) -> Schedule:
+def add_acknowledgements(schedule: Schedule) -> Schedule:
     """The schedule, with tokens added where a rank could finish before it has heard from all ranks.
 
     Outputs of all_reduce, reduce_scatter, all_gather and all_to_all depend on every rank, and so

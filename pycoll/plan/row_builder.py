@@ -221,7 +221,7 @@ class RowBuilding:
         events: list[tuple[int, bool, int, Segment | Arrival]] = []
         for t in group:
             if t.source == rank == t.destination:
-                changed[t.target] = self._moved(t)
+                changed[t.target] = self._value_to_move(t)
                 continue
             inwards = t.source != rank
             channel = Channel(t.source if inwards else t.destination, t.lane, 0 if inwards else 1)
@@ -248,7 +248,7 @@ class RowBuilding:
         self.current.update(folded)
         self.made.update(changed, folded)
 
-    def _moved(self, t: Transfer) -> StoredValue:
+    def _value_to_move(self, t: Transfer) -> StoredValue:
         if t.reduce:
             raise ScheduleError(
                 f"step {t.step}: rank {self.rank} combines its chunks {t.chunk} and "
@@ -268,7 +268,7 @@ class RowBuilding:
         else:
             value = self._value(t.chunk)
             if self.shares_codes and not (t.reduce or t.partial):
-                value = self._rounded(value, t.lane, label)
+                value = self._round_value(value, t.lane, label)
             value.sent = True
             value.combined |= t.reduce or t.partial
             maker = value.row
@@ -285,7 +285,7 @@ class RowBuilding:
         self._join(self.rows[maker].lane, t.lane)
         self.sends.setdefault(channel, []).append((maker, label))
 
-    def _rounded(self, value: StoredValue, lane: int, label: Label) -> StoredValue:
+    def _round_value(self, value: StoredValue, lane: int, label: Label) -> StoredValue:
         """The complete value as its codes decode to it; the row that makes the value encodes it."""
         if value.rounded:
             return value
@@ -391,7 +391,7 @@ class RowBuilding:
             for chunk in range(block * parts, (block + 1) * parts):
                 value = self._value(chunk)
                 if self.shares_codes:
-                    value = self._rounded(value, self._any_lane(), (FOREVER, 0))
+                    value = self._round_value(value, self._any_lane(), (FOREVER, 0))
                 value.output = chunk
                 if value.row >= 0:
                     continue

@@ -57,7 +57,7 @@ from pycoll.schedule.contributions import (
     Value,
     check_same_bits,
     combine,
-    encoded,
+    encode_value,
     initial,
     outputs_of,
     ranks_text,
@@ -341,12 +341,12 @@ class PlanVerifier:
         if row.chunk // self.parts not in self.inputs[process.rank]:
             self._refuse(process, f"encodes chunk {row.chunk}, which its input lacks")
         self.encoded.add(key)
-        return encoded(value, process.rank, self.trees)
+        return encode_value(value, process.rank, self.trees)
 
     def _place(self, process: Process, buffer: int, slot: int) -> Place:
         """The place of a buffer and slot; in place, input and output of a chunk share one place."""
         tile = 0 if buffer == Buffer.SCRATCH else process.tile
-        if buffer == Buffer.INPUT and self._shared(process.rank, slot):
+        if buffer == Buffer.INPUT and self._shares_memory(process.rank, slot):
             buffer = Buffer.OUTPUT
         key = (process.rank, buffer, slot, tile)
         place = self.places.get(key)
@@ -354,7 +354,7 @@ class PlanVerifier:
             place = self.places[key] = Place()
         return place
 
-    def _shared(self, rank: int, chunk: int) -> bool:
+    def _shares_memory(self, rank: int, chunk: int) -> bool:
         block = chunk // self.parts
         return self.in_place and block in self.inputs[rank] and block in self.outputs[rank]
 
@@ -396,7 +396,7 @@ class PlanVerifier:
         place.held = held
         stays = row.source == Buffer.INPUT and row.source_slot == slot and not row.recv
         stays = stays and not row.coded_local & ENCODE
-        if to_output and stays and self._shared(process.rank, slot):
+        if to_output and stays and self._shares_memory(process.rank, slot):
             place.copied = now
             return  # a later writer must follow this row's read, so only later reads need a check
         self._check_write(process, row, place)

@@ -62,7 +62,7 @@ def combine(left: Value, right: Value, trees: Trees) -> Value:
     return Value(left.chunk, ranks, -1, -1, tree)
 
 
-def encoded(value: Value, rank: int, trees: Trees) -> Value:
+def encode_value(value: Value, rank: int, trees: Trees) -> Value:
     """The value that the codes of ``value`` decode to, if ``rank`` encodes it.
 
     The bits are those of no other value: another rank may round otherwise.
@@ -71,7 +71,7 @@ def encoded(value: Value, rank: int, trees: Trees) -> Value:
     return value._replace(tree=tree)
 
 
-def wanted(collective: Collective, workers: int, root: int, rank: int, block: int) -> int:
+def wanted_ranks(collective: Collective, workers: int, root: int, rank: int, block: int) -> int:
     """The mask of ranks whose contributions ``block`` of the output of ``rank`` must hold.
 
     ``workers``: the number of ranks that contribute; they are the first ranks. The mask is zero
@@ -99,7 +99,7 @@ def outputs_of(schedule: Schedule, rank: int) -> Iterator[tuple[int, int]]:
         schedule.parts,
     )
     for block in schedule.outputs_of(rank):
-        if ranks := wanted(kind, workers, root, rank, block):
+        if ranks := wanted_ranks(kind, workers, root, rank, block):
             for chunk in range(block * parts, (block + 1) * parts):
                 yield chunk, ranks
 

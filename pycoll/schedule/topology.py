@@ -165,7 +165,7 @@ def topology_of(hosts: Sequence[Hashable], *outer: Sequence[Hashable]) -> Topolo
             raise InvalidArgumentError(
                 f"level {number} names {len(names)} ranks, the hosts {len(hosts)}"
             )
-        levels.append(numbered(names))
+        levels.append(number_names(names))
     for number, (inner, wider) in enumerate(pairwise(levels)):
         seen: dict[int, int] = {}
         for rank, (group, around) in enumerate(zip(inner, wider, strict=True)):
@@ -194,11 +194,11 @@ def with_domains(topology: Topology, *names: Sequence[Hashable]) -> Topology:
         if len(set(one)) > 1:
             levels.append(_splitting(topology, one))
     levels.sort(key=lambda labels: len(set(labels)))
-    hosts = numbered(topology.levels[0])
+    hosts = number_names(topology.levels[0])
     found: list[tuple[int, ...]] = []
     around = hosts
     for labels in levels:
-        around = numbered(tuple(zip(around, labels, strict=True)))
+        around = number_names(tuple(zip(around, labels, strict=True)))
         if around not in (hosts, *found):
             found.append(around)
     return topology._replace(inner=tuple(found[::-1]))
@@ -233,7 +233,7 @@ def even_domains(topology: Topology, domains: int) -> Topology:
     return with_domains(topology, [place * domains // size for place, size in places])
 
 
-def numbered(names: Sequence[Hashable]) -> tuple[int, ...]:
+def number_names(names: Sequence[Hashable]) -> tuple[int, ...]:
     """Numbers for the names, from 0 in order of first appearance."""
     seen: dict[Hashable, int] = {}
     return tuple(seen.setdefault(name, len(seen)) for name in names)

@@ -89,7 +89,7 @@ class Question:
         here = with_links(local_parameters(Config.read(), self.hosts > 1), **self.links)
         if not self.measured:
             return here
-        return here.oversubscribed(self.ranks / core_count())
+        return here.with_ranks_per_core(self.ranks / core_count())
 
     def asked(self) -> Asked | None:
         """The world of a forecast; None if no forecast is requested."""

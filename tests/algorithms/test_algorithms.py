@@ -12,7 +12,7 @@ from processor import quickest_s
 from pycoll.algorithms import HIERARCHIES, TABLE, Algorithm, lookup, tree
 from pycoll.algorithms.formulas import Cost
 from pycoll.errors import InvalidArgumentError
-from pycoll.plan.lowering import acknowledged, lower, lower_all
+from pycoll.plan.lowering import add_acknowledgements, lower, lower_all
 from pycoll.plan.verifier import verify_plans
 from pycoll.schedule.collectives import REDUCING, ROOTED, Collective
 from pycoll.schedule.language import FAN_MAX, Schedule
@@ -121,7 +121,7 @@ def test_plans_are_proved_for_every_size(algorithm: Algorithm) -> None:
     for size in SIZES:
         for root in roots_of(algorithm.collective, size)[-2 if size <= EVERY_ROOT else -1 :]:
             schedule = algorithm.build(size, root=root)
-            followed = acknowledged(schedule)
+            followed = add_acknowledgements(schedule)
             verify_plans(lower_all(followed), everyone_heard=True)
             if followed is not schedule and size <= EVERY_ROOT:
                 verify_plans(lower_all(schedule))
@@ -219,7 +219,7 @@ def test_hierarchy_is_proved_on_every_topology(kind: Collective, name: str) -> N
         for root in sorted({0, size // 2, size - 1}) if kind in ROOTED else [0]:
             schedule = algorithm.build(size, root=root, topology=topology)
             verify_schedule(schedule)
-            verify_plans(lower_all(acknowledged(schedule)), everyone_heard=True)
+            verify_plans(lower_all(add_acknowledgements(schedule)), everyone_heard=True)
             for rank in range(size):
                 part = algorithm.build(size, root=root, only=rank, topology=topology)
                 assert part == schedule.part_of(rank), (place, root, rank)
@@ -233,7 +233,7 @@ def test_any_inner_goes_with_any_outer(kind: Collective, name: str) -> None:
         root = topology.size // 2 if kind in ROOTED else 0
         schedule = algorithm.build(topology.size, root=root, topology=topology)
         verify_schedule(schedule)
-        verify_plans(lower_all(acknowledged(schedule)), everyone_heard=True)
+        verify_plans(lower_all(add_acknowledgements(schedule)), everyone_heard=True)
 
 
 @every_hierarchy

@@ -7,7 +7,7 @@ import pytest
 from pycoll.algorithms import HIERARCHIES, lookup
 from pycoll.cost.model import DEFAULT
 from pycoll.cost.selection import HIERARCHIES as OTHERS
-from pycoll.plan.lowering import acknowledged, lower_all
+from pycoll.plan.lowering import add_acknowledgements, lower_all
 from pycoll.plan.verifier import verify_plans
 from pycoll.schedule.collectives import Collective
 from pycoll.schedule.proof import verify_schedule
@@ -45,7 +45,7 @@ def test_hierarchies_over_domains_are_proved(kind: Collective) -> None:
         topology = host_of(shape, size).by_domain
         schedule = lookup(kind, name).build(size, topology=topology)
         verify_schedule(schedule)
-        verify_plans(lower_all(acknowledged(schedule)), everyone_heard=True)
+        verify_plans(lower_all(add_acknowledgements(schedule)), everyone_heard=True)
         proved += len(topology.hosts) > 1
     assert proved > 20
 
@@ -59,12 +59,12 @@ def test_hierarchies_of_64_cores_are_proved(kind: Collective) -> None:
     for name in ("hierarchical", *OTHERS.get(kind, ())):
         schedule = lookup(kind, name).build(64, topology=topology)
         verify_schedule(schedule)
-        verify_plans(lower_all(acknowledged(schedule)), everyone_heard=True)
+        verify_plans(lower_all(add_acknowledgements(schedule)), everyone_heard=True)
 
 
 def test_domains_below_an_oversubscribed_host_are_not_followed() -> None:
-    from pycoll.cost.selection import followed
+    from pycoll.cost.selection import followed_topology
 
     host = host_of("even", 16)
-    assert followed(host, DEFAULT).hosts == host.by_domain.hosts
-    assert followed(host, DEFAULT.oversubscribed(2)) is host
+    assert followed_topology(host, DEFAULT).hosts == host.by_domain.hosts
+    assert followed_topology(host, DEFAULT.with_ranks_per_core(2)) is host

@@ -10,7 +10,7 @@ from mutants import judge_plans, judge_schedules
 from simulate import plans_are_right
 
 from pycoll.algorithms import TABLE, Algorithm
-from pycoll.plan.lowering import acknowledged, lower, lower_all
+from pycoll.plan.lowering import add_acknowledgements, lower, lower_all
 from pycoll.plan.verifier import verify_plans
 from pycoll.schedule.collectives import ROOTED
 from pycoll.schedule.language import Schedule
@@ -38,7 +38,7 @@ def cases(algorithm: Algorithm, size: int) -> Iterator[dict[str, object]]:
 def check(algorithm: Algorithm, size: int, options: dict[str, object]) -> Schedule:
     schedule = algorithm.build(size, **options)
     verify_schedule(schedule)
-    whole = acknowledged(schedule)
+    whole = add_acknowledgements(schedule)
     assert hears_all(whole)
     plans = lower_all(whole)
     verify_plans(plans, everyone_heard=True)
@@ -47,7 +47,7 @@ def check(algorithm: Algorithm, size: int, options: dict[str, object]) -> Schedu
     verify_plans(plans, tiles_of=tiles.__getitem__, everyone_heard=True)
     for rank in {0, size // 2, size - 1}:
         part = algorithm.build(size, only=rank, **options)
-        assert lower(acknowledged(part), rank) == plans[rank], f"rank {rank}, {options}"
+        assert lower(add_acknowledgements(part), rank) == plans[rank], f"rank {rank}, {options}"
     if size <= 6:
         assert plans_are_right(plans, seed=size, runs=2, everyone_heard=True), options
     return whole
@@ -66,7 +66,7 @@ def test_damaged_plans_of_every_algorithm_are_refused_or_harmless(algorithm: Alg
         options = list(cases(algorithm, size))[-1]
         name = f"{algorithm.collective.name} {algorithm.name} of {size}"
         schedule = algorithm.build(size, **options)
-        tried, refused = judge_plans(name, acknowledged(schedule))
+        tried, refused = judge_plans(name, add_acknowledgements(schedule))
         assert tried >= 30 and refused * 2 >= tried, f"{name}: {refused} of {tried}"
         tried, refused = judge_schedules(name, schedule)
         assert refused * 3 >= tried, f"{name}: {refused} of {tried}"

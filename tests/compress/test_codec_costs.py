@@ -77,7 +77,7 @@ def test_links_and_codec_overlap_in_pieces() -> None:
         Topology.even(4, 4),
         64 * MIB,
         Coded("int8", 0.25),
-        SLOW.oversubscribed(2),
+        SLOW.with_ranks_per_core(2),
     )
     assert crowded.pieces == 1 and crowded.codec == pytest.approx(2 * long.codec)
 

@@ -201,7 +201,7 @@ def test_domains_of_a_host_cost_what_their_links_cost() -> None:
             predict(ALL_REDUCE, name, Topology.even(8, 2), MIB, of_hosts)
         )
     # Ranks that share cores are not told apart by domain.
-    shared = of_domains.oversubscribed(2)
+    shared = of_domains.with_ranks_per_core(2)
     assert predict(ALL_REDUCE, "ring", host, MIB, shared) == pytest.approx(
         predict(ALL_REDUCE, "ring", single_host(8), MIB, shared)
     )

@@ -8,7 +8,7 @@ from functools import lru_cache
 import pytest
 
 from pycoll.algorithms import Algorithm, lookup
-from pycoll.cost.extrapolation import extrapolated
+from pycoll.cost.extrapolation import extrapolate
 from pycoll.cost.forecast import with_links
 from pycoll.cost.loads import SCHEDULE_SIZE_MAX, profile_of_schedule
 from pycoll.cost.model import DEFAULT, Profile
@@ -69,7 +69,7 @@ def test_what_32_ranks_tell_of_64_the_schedules_confirm(kind: Collective) -> Non
     for local in LOCAL_SIZES:
         topology = Topology.even(64, 64 // local)
         for name, one in entries(kind, topology):
-            found = extrapolated(one, topology, weighed_max=32)._replace(exposes=one.exposes)
+            found = extrapolate(one, topology, weighed_max=32)._replace(exposes=one.exposes)
             check(kind, name, found, weighed(one, topology), tolerance(name))
 
 

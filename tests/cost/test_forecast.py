@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from pycoll.cost.forecast import RANKS_MAX, Asked, forecast, tables, thinned, with_links
+from pycoll.cost.forecast import RANKS_MAX, Asked, forecast, tables, select_columns, with_links
 from pycoll.cost.model import DEFAULT, Parameters
 from pycoll.cost.selection import candidates, choose, predict, seconds_text
 from pycoll.errors import InvalidArgumentError
@@ -211,13 +211,13 @@ def test_tables_fit_100_columns() -> None:
 
 
 def test_columns_are_spread_and_keep_what_was_asked_for() -> None:
-    assert thinned([1, 2, 3], 2) == [1, 2, 3]
+    assert select_columns([1, 2, 3], 2) == [1, 2, 3]
     values = [1 << power for power in range(12)]
     for kept in values:
-        found = thinned(values, kept)
+        found = select_columns(values, kept)
         assert len(found) == 6 and found == sorted(found)
         assert {values[0], values[-1], kept} <= set(found)
-    assert thinned(values, 3) == thinned(values, 1)
+    assert select_columns(values, 3) == select_columns(values, 1)
 
 
 def test_a_forecast_of_one_rank_is_refused() -> None:

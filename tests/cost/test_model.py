@@ -159,20 +159,20 @@ def test_formula_and_schedule_predict_alike_on_one_host(kind: Collective) -> Non
 
 
 def test_ranks_that_share_cores_prefer_fewer_steps() -> None:
-    alone, busy = Parameters(), Parameters().oversubscribed(4)
-    assert Parameters().oversubscribed(1) == Parameters().oversubscribed(0.5) == alone
+    alone, busy = Parameters(), Parameters().with_ranks_per_core(4)
+    assert Parameters().with_ranks_per_core(1) == Parameters().with_ranks_per_core(0.5) == alone
     assert busy.inside.alpha > 4 * alone.inside.alpha and busy.across == alone.across
     assert busy.inside.call > 16 * alone.inside.call
     assert busy.inside.cache_bytes == alone.inside.cache_bytes // 4
     assert "4 ranks per core" in busy.origin
-    pairs = Parameters().oversubscribed(2)
+    pairs = Parameters().with_ranks_per_core(2)
     for nbytes in (8, 256, 1024):
         assert choose(ALL_REDUCE, single_host(4), nbytes, parameters=pairs).name == "one_shot"
     assert choose(ALL_REDUCE, single_host(8), 1 << 20, parameters=busy).name == "direct"
 
 
 def test_ranks_that_share_cores_leave_the_work_to_one_where_that_is_less_in_all() -> None:
-    alone, busy = Parameters(), Parameters().oversubscribed(4)
+    alone, busy = Parameters(), Parameters().with_ranks_per_core(4)
     topology = single_host(8)
     for nbytes in (8, 4096, 16384):
         assert choose(ALL_REDUCE, topology, nbytes, parameters=busy).name == "star", nbytes
@@ -195,6 +195,6 @@ def test_turns_count_what_ranks_do_on_average_and_what_they_hand_on() -> None:
         assert turns("ring", size) == (1.0, (size - 2) / (2 * size - 2))
     assert turns("star", 1) == Turns()
     terms = Terms(1.0, 8.0, 100.0, 40.0, reached=100.0)
-    assert Turns(0.25, 0.5).shared(terms, 4.0) == Terms(1.0, 2.0, 25.0, 10.0, reached=12.5)
+    assert Turns(0.25, 0.5).share_cores(terms, 4.0) == Terms(1.0, 2.0, 25.0, 10.0, reached=12.5)
     # The busiest rank is at work all the time that its core has.
-    assert Turns(0.1, 0.0).shared(terms, 2.0) == Terms(1.0, 4.0, 50.0, 20.0, reached=50.0)
+    assert Turns(0.1, 0.0).share_cores(terms, 2.0) == Terms(1.0, 4.0, 50.0, 20.0, reached=50.0)

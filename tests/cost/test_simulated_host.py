@@ -10,7 +10,7 @@ from harness import ROOT
 
 from pycoll.algorithms import lookup
 from pycoll.cost.model import DEFAULT, Link
-from pycoll.plan.lowering import acknowledged, lower_all
+from pycoll.plan.lowering import add_acknowledgements, lower_all
 from pycoll.plan.plan_format import Plan, unpack
 from pycoll.schedule.collectives import Collective
 from pycoll.schedule.topology import even_domains, single_host
@@ -28,7 +28,7 @@ NOTHING = Distance(0.0, 0.0, 0.0)
 def plans(kind: Collective, name: str, size: int, domains: int = 1) -> list[Plan]:
     topology = even_domains(single_host(size), domains).by_domain
     schedule = lookup(kind, name).build(size, topology=topology)
-    return [unpack(image) for image in lower_all(acknowledged(schedule))]
+    return [unpack(image) for image in lower_all(add_acknowledgements(schedule))]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from pycoll.algorithms import TABLE
-from pycoll.plan.lowering import acknowledged, lower_all
+from pycoll.plan.lowering import add_acknowledgements, lower_all
 from pycoll.schedule.collectives import ROOTED
 from pycoll.schedule.topology import Topology
 
@@ -31,7 +31,7 @@ def main(path: Path) -> None:
                     topology = Topology.even(size, 2)
                     schedule = algorithm.build(size, root=root, topology=topology)
                     file.write(f"{collective.name.lower()}/{name} {size} {root}\n".encode())
-                    for plan in lower_all(acknowledged(schedule)):
+                    for plan in lower_all(add_acknowledgements(schedule)):
                         file.write(struct.pack("<I", len(plan)) + plan)
 
 

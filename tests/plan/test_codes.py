@@ -9,7 +9,7 @@ import pytest
 from pycoll.algorithms import TABLE, Algorithm, lookup
 from pycoll.cost.selection import CODED as HIERARCHIES
 from pycoll.errors import InvalidArgumentError
-from pycoll.plan.lowering import acknowledged, lower, lower_all
+from pycoll.plan.lowering import add_acknowledgements, lower, lower_all
 from pycoll.plan.plan_format import ENCODE, pack, unpack
 from pycoll.plan.plan_text import plan_text
 from pycoll.plan.verifier import verify_plans
@@ -31,7 +31,7 @@ DAMAGED = [
 
 def coded(algorithm: Algorithm, topology: Topology, root: int = 0) -> Schedule:
     schedule = algorithm.build(topology.size, topology=topology, root=root)
-    return acknowledged(algorithm.encode(schedule, topology))
+    return add_acknowledgements(algorithm.encode(schedule, topology))
 
 
 def check(schedule: Schedule) -> None:
@@ -82,7 +82,7 @@ def test_the_other_algorithms_are_refused_by_the_proof() -> None:
 
 def is_proved(schedule: Schedule) -> bool:
     try:
-        check(acknowledged(schedule))
+        check(add_acknowledgements(schedule))
     except ScheduleError:
         return False
     return True

@@ -8,7 +8,7 @@ from samples import make
 from pycoll.algorithms import TABLE, Algorithm
 from pycoll.cost.copying import choose_copies
 from pycoll.cost.model import DEFAULT
-from pycoll.plan.lowering import acknowledged, lower_all
+from pycoll.plan.lowering import add_acknowledgements, lower_all
 from pycoll.plan.plan_format import (
     ANNOUNCE_WINDOW,
     AWAIT_WINDOW,
@@ -35,7 +35,7 @@ MOVING = [
 def lowered(algorithm: Algorithm, size: int, copies: Copies) -> list[bytes]:
     topology = Topology.even(size, min(size, 2)) if algorithm.needs_topology else None
     schedule = algorithm.build(size, root=size // 2, topology=topology)
-    return lower_all(acknowledged(schedule), copies)
+    return lower_all(add_acknowledgements(schedule), copies)
 
 
 def edited(plans: list[bytes], rank: int, index: int, **fields: object) -> list[bytes]:
@@ -127,7 +127,7 @@ def test_a_rank_that_just_received_a_segment_writes_it() -> None:
 
 def test_the_choice_depends_on_the_message_and_on_shared_cores() -> None:
     segment, caches = DEFAULT.segment_bytes, DEFAULT.inside.cache_bytes
-    shared = DEFAULT.oversubscribed(2.0)
+    shared = DEFAULT.with_ranks_per_core(2.0)
     assert choose_copies(Collective.GATHER, 4, 4 * segment, DEFAULT).idle is RECEIVER
     assert choose_copies(Collective.GATHER, 4, 4 * segment + 1, DEFAULT).idle is SENDER
     assert choose_copies(Collective.GATHER, 4, 4 * segment + 1, shared).idle is SPLIT

@@ -27,7 +27,7 @@ from samples import (
 from simulate import PRIME, World, in_order, plans_are_right, run_schedule, sources
 
 from pycoll.algorithms.binomial import gather
-from pycoll.plan.lowering import acknowledged, lower, lower_all
+from pycoll.plan.lowering import add_acknowledgements, lower, lower_all
 from pycoll.plan.plan_format import (
     FINAL,
     FLUSH,
@@ -89,16 +89,16 @@ def test_plans_fold_in_the_order_of_the_schedule(name: str, schedule: Schedule) 
 def test_a_rank_lowers_alike_from_the_whole_and_from_its_part(
     name: str, schedule: Schedule
 ) -> None:
-    whole = acknowledged(schedule)
+    whole = add_acknowledgements(schedule)
     plans = lower_all(whole)
     for rank, plan in enumerate(plans):
         assert lower(whole, rank) == plan, name
-        assert lower(acknowledged(schedule.part_of(rank)), rank) == plan, name
+        assert lower(add_acknowledgements(schedule.part_of(rank)), rank) == plan, name
 
 
 @each_sample
 def test_acknowledged_lets_nobody_leave_early(name: str, schedule: Schedule) -> None:
-    whole = acknowledged(schedule)
+    whole = add_acknowledgements(schedule)
     assert hears_all(whole), name
     assert (whole is schedule) or not hears_all(schedule) or schedule.size == 1 or "scan" in name
     plans = lower_all(whole)
@@ -351,11 +351,11 @@ def test_nobody_is_told_what_the_data_tells(size: int) -> None:
     """The root's first token of what comes from it, and all tokens to it of what goes there."""
     rounds = (size - 1).bit_length()
     for root in {0, size // 2, size - 1}:
-        shared = acknowledged(binomial(size, root))
+        shared = add_acknowledgements(binomial(size, root))
         tokens = [t for t in shared.transfers if t.chunk == TOKEN]
         assert len(tokens) == rounds * size - 1
         assert hears_all(shared)
-        gathered = acknowledged(gather(size, root=root))
+        gathered = add_acknowledgements(gather(size, root=root))
         tokens = [t for t in gathered.transfers if t.chunk == TOKEN]
         assert len(tokens) == rounds * (size - 1)
         assert not any(t.destination == root for t in tokens)
@@ -363,7 +363,7 @@ def test_nobody_is_told_what_the_data_tells(size: int) -> None:
 
 
 def test_text_shows_routes_and_rows() -> None:
-    text = schedule_text(acknowledged(binomial(2, 0)))
+    text = schedule_text(add_acknowledgements(binomial(2, 0)))
     assert text.splitlines() == [
         "broadcast of 2 ranks, 1 chunks, 1 steps",
         "step 0",

@@ -11,7 +11,7 @@ from mutants import SEED, judge_plans, judge_schedules, plan_mutants
 from samples import all_samples
 from simulate import plans_are_right
 
-from pycoll.plan.lowering import acknowledged
+from pycoll.plan.lowering import add_acknowledgements
 from pycoll.plan.verifier import PlanVerifier, verify_plans
 from pycoll.schedule.language import ScheduleError
 
@@ -31,7 +31,7 @@ def test_schedule_mutants_are_refused_or_harmless() -> None:
 def test_plan_mutants_are_refused_or_harmless() -> None:
     tried, refused = 0, 0
     for name, schedule in SAMPLES:
-        one = judge_plans(name, acknowledged(schedule))
+        one = judge_plans(name, add_acknowledgements(schedule))
         tried, refused = tried + one[0], refused + one[1]
     print(f"seed {SEED}: {refused} of {tried} damaged plans were refused")
     assert tried >= 3000
@@ -62,4 +62,4 @@ def test_without_a_part_of_the_proof_mutants_slip_through(
     monkeypatch.setattr(PlanVerifier, part, lambda *arguments: None)
     with pytest.raises(pytest.fail.Exception, match="runs go wrong"):
         for name, schedule in SAMPLES:
-            judge_plans(name, acknowledged(schedule))
+            judge_plans(name, add_acknowledgements(schedule))

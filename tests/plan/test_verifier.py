@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from samples import binomial, chain, doubling, make, ring
 
-from pycoll.plan.lowering import acknowledged, lower_all
+from pycoll.plan.lowering import add_acknowledgements, lower_all
 from pycoll.plan.plan_format import (
     DIRECT_WRITE,
     FINAL,
@@ -228,7 +228,7 @@ def test_a_rank_that_leaves_early_is_found() -> None:
     plans = lower_all(binomial(3, 0))
     verify_plans(plans)
     assert "leaves without hearing of" in refused(plans, everyone_heard=True)
-    verify_plans(lower_all(acknowledged(binomial(3, 0))), everyone_heard=True)
+    verify_plans(lower_all(add_acknowledgements(binomial(3, 0))), everyone_heard=True)
 
 
 def test_an_order_that_only_a_shorter_chunk_gives_is_no_order() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from pycoll import _core
 from pycoll.algorithms import TABLE, lookup
-from pycoll.plan.lowering import acknowledged, lower
+from pycoll.plan.lowering import add_acknowledgements, lower
 from pycoll.schedule.collectives import ROOTED, Collective
 from pycoll.schedule.topology import Topology
 
@@ -112,7 +112,7 @@ class Case:
         entry = lookup(self.collective, self.algorithm)
         schedule = entry.build(self.size, root=self.root, only=rank, topology=self.topology)
         if self.collective in ROOTED or self.collective in (Collective.SCAN, Collective.EXSCAN):
-            schedule = acknowledged(schedule)
+            schedule = add_acknowledgements(schedule)
         empty = self.collective is Collective.BARRIER or rank >= self.size - self.servers
         times = {word: words.pop(word) for word in ("timeout_s", "at_s") if word in words}
         request = _core.Request(

@@ -21,7 +21,7 @@ from pycoll.algorithms import lookup
 from pycoll.comm.codecs import coding_of
 from pycoll.compress import BF16, FP8, Block, Sign
 from pycoll.errors import PeerLostError, PycollError
-from pycoll.plan.lowering import acknowledged, lower
+from pycoll.plan.lowering import add_acknowledgements, lower
 from pycoll.schedule.collectives import REDUCING, ROOTED, Collective
 from pycoll.schedule.topology import Topology
 
@@ -52,7 +52,7 @@ def plan(collective: Collective, name: str, topology: Topology, root: int, rank:
     algorithm = lookup(collective, name)
     schedule = algorithm.build(topology.size, root=root, only=rank, topology=topology)
     if collective in ROOTED:
-        schedule = acknowledged(schedule)
+        schedule = add_acknowledgements(schedule)
     return _core.Plan(lower(algorithm.encode(schedule, topology), rank))
 
 

@@ -201,7 +201,7 @@ def test_all_ranks_use_the_values_of_rank_0(tmp_path: Path) -> None:
         for joined, config in zip(joined_all, configs, strict=True)
     ]
     try:
-        known = Parameters(inside=KNOWN).oversubscribed(joined_all[0].oversubscription)
+        known = Parameters(inside=KNOWN).with_ranks_per_core(joined_all[0].oversubscription)
         for comm in comms:
             parameters = comm._plans.parameters
             assert parameters.inside == known.inside
@@ -437,7 +437,7 @@ def test_predictions_to_be_measured_know_of_cores_that_ranks_share(
     assert elsewhere.exit_code == here.exit_code == 0, here.output
     assert "per core" not in elsewhere.output
     assert "values: built in, 4 ranks per core" in here.output
-    assert told == [Parameters().oversubscribed(4)]
+    assert told == [Parameters().with_ranks_per_core(4)]
     alone = CliRunner().invoke(main, ["explain", "--size", "2", "--measured"])
     assert "per core" not in alone.output and told[1] == Parameters()
 

@@ -26,7 +26,7 @@ from pycoll.bootstrap.discovery.identity import (
 from pycoll.bootstrap.discovery.rails import Port
 from pycoll.config import Config
 from pycoll.cost import tuning_file
-from pycoll.cost.model import LINKS, SEGMENT_BYTES, Link, Terms, spilled
+from pycoll.cost.model import LINKS, SEGMENT_BYTES, Link, Terms, spilled_bytes
 from pycoll.cost.tuning_file import BUILT_IN, Medium, Network, Tuning
 from pycoll.errors import InvalidArgumentError
 from pycoll.schedule.topology import even_domains, single_host, topology_of
@@ -118,7 +118,7 @@ def test_times_of_one_size_say_nothing_of_longer_messages(bytes_take: float) -> 
 def rate(link: Link, nbytes: int) -> float:
     """s/byte of a whole host's link."""
     byte = Terms(waits=0, segments=0, moved=1, combined=0)
-    in_bursts = link.beta + link.spill * spilled(byte, nbytes, link.cache_bytes)
+    in_bursts = link.beta + link.spill * spilled_bytes(byte, nbytes, link.cache_bytes)
     return max(in_bursts, link.sustained)
 
 

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pycoll.cost.model import Link, Terms, spilled
+from pycoll.cost.model import Link, Terms, spilled_bytes
 
 #: Sizes tried as the size from which messages spill, in bytes.
 _CACHE_BYTES = tuple(size for power in range(17, 28) for size in (1 << power, 3 << (power - 1)))
@@ -202,7 +202,7 @@ def _row(one: Observation, start: Link, cache_bytes: int) -> tuple[float, ...]:
     """The coefficients of the values, in the order of _FLOORS, relative to the time."""
     terms = one.terms
     reached = terms.reached if start.reach else 0.0
-    spill = spilled(terms, one.nbytes, cache_bytes)
+    spill = spilled_bytes(terms, one.nbytes, cache_bytes)
     copied = terms.moved - reached
     called = terms.calls if terms.waits else 0.0
     costs = (terms.waits, terms.segments, copied, terms.combined, spill, reached, called)

@@ -340,7 +340,7 @@ def _slowest_rates(comm: Communicator, topology: Topology, quick: bool) -> tuple
     """The rates of codecs on the slowest host, equal on all ranks; one rank per host measures."""
     own = measured_rates(quick) if topology.local_rank(comm.rank) == 0 else ()
     blobs = comm._gather_blobs(json.dumps(codec_rates.as_json(own)).encode())
-    told = [codec_rates.checked(data) for data in map(json.loads, blobs) if data]
+    told = [codec_rates.parse_rates(data) for data in map(json.loads, blobs) if data]
     return tuple(
         CodecRate(
             same[0].name, min(one.encode for one in same), min(one.decode_add for one in same)
