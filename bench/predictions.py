@@ -22,7 +22,7 @@ from pycoll.bootstrap.discovery.cores import core_count
 from pycoll.config import Config
 from pycoll.cost.selection import MEMORIES, bytes_text, seconds_text
 from pycoll.cost.tuning_file import local_parameters
-from pycoll.tools.tune.machine_links import Compared, Comparison, compared
+from pycoll.tools.tune.machine_links import Compared, Comparison, compare_sizes
 
 TITLE = "Predicted and measured times"
 KIB, MIB = 1 << 10, 1 << 20
@@ -51,7 +51,7 @@ def found_of(words: argparse.Namespace, config: Config) -> Iterator[tuple[str, s
                 jobs=1 if words.quick else 2,
                 budget_s=0.02 if words.quick else 0.2,
             )
-            for one in compared(asked, config, parameters):
+            for one in compare_sizes(asked, config, parameters):
                 yield collective, memory, one
 
 

@@ -92,10 +92,10 @@ def _words(text: str) -> tuple[str, ...]:
 
 
 def _transports(text: str) -> tuple[str, ...]:
-    return _ordered(_words(text))
+    return _order_transports(_words(text))
 
 
-def _ordered(names: Sequence[Any]) -> tuple[str, ...]:
+def _order_transports(names: Sequence[Any]) -> tuple[str, ...]:
     for name in names:
         if name not in TRANSPORTS:
             raise ValueError(f"{name!r} is no transport; there are " + ", ".join(TRANSPORTS))
@@ -112,7 +112,7 @@ def transports_from(given: Any) -> tuple[str, ...]:
         if isinstance(given, str):
             return _transports(given)
         if isinstance(given, list | tuple) and given:
-            return _ordered(given)
+            return _order_transports(given)
         raise ValueError("expected names, one or more of " + ", ".join(TRANSPORTS))
     except ValueError as error:
         raise InvalidArgumentError(f"transports is {given!r}: {error}") from None

@@ -112,7 +112,7 @@ class UserRun:
         """
         return _core.UserOp(self._combine, numpy_dtype(self._dtype))
 
-    def judged(self, finish: Callable[[], Any]) -> Callable[[], Any]:
+    def guard(self, finish: Callable[[], Any]) -> Callable[[], Any]:
         """Return a function that calls ``finish``, or raises if the user's function raised."""
 
         def judge() -> Any:

@@ -48,7 +48,7 @@ class Registered:
             if register is not None and is_on_device(x)
         ]
         exports = [
-            (_exported(number, x), _core.view(x))
+            (_export(number, x), _core.view(x))
             for number, x in enumerate(arrays)
             if register is None or not is_on_device(x)
         ]
@@ -117,7 +117,7 @@ def _device_view(number: int, x: Any) -> DeviceView:
     return view
 
 
-def _exported(number: int, x: Any) -> memoryview:
+def _export(number: int, x: Any) -> memoryview:
     """Return an export of the array. By the buffer protocol its owner must not move the memory."""
     try:
         export = memoryview(x)

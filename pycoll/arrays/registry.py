@@ -246,7 +246,7 @@ def empty(shape: int | Shape, dtype: Any = np.float32) -> np.ndarray[Any, np.dty
     try:
         if nbytes > _MAPPED_MAX:
             raise MemoryError
-        memory = _reachable(nbytes) if nbytes >= _core.LENT_BYTES_MIN else aligned(nbytes)
+        memory = _reachable(nbytes) if nbytes >= _core.LENT_BYTES_MIN else aligned_memory(nbytes)
         return memory.view(target).reshape(axes)
     except (MemoryError, OSError, ValueError):
         raise InvalidArgumentError(
@@ -299,10 +299,10 @@ def _reachable(nbytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
     try:
         return np.frombuffer(_core.reachable_memory(nbytes), np.uint8)
     except MemoryError:  # the system has no memory for the shared file
-        return aligned(nbytes)
+        return aligned_memory(nbytes)
 
 
-def aligned(nbytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+def aligned_memory(nbytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """Return uninitialised private memory; from 2 MiB up on huge pages if the system has them."""
     step = _HUGE_PAGE if nbytes >= _HUGE_PAGE else _LINE
     memory = _pages(nbytes + step) if step == _HUGE_PAGE else np.empty(nbytes + step, np.uint8)

@@ -245,7 +245,7 @@ class _Rounds:
                 unreached = self._links.dial(endpoints, deadline, self._exchange.check)
         except (errors.PycollError, OSError) as error:
             self._alarm(error)
-        rows = _unreached(self._gather({"unreached": unreached}))
+        rows = _unreached_peers(self._gather({"unreached": unreached}))
         if self.failure is None and any(rows):
             self.failure = unreachable([identity.name for identity in self._identities], rows)
         if self.failure is None:
@@ -333,7 +333,7 @@ def _ends(
     return Ends(lambda: make(exchange.rank, exchange.size))
 
 
-def _unreached(outcomes: Sequence[Mapping[str, Any]]) -> list[dict[int, str]]:
+def _unreached_peers(outcomes: Sequence[Mapping[str, Any]]) -> list[dict[int, str]]:
     rows = (outcome.get("unreached", {}) for outcome in outcomes)
     return [{int(peer): str(why) for peer, why in row.items()} for row in rows]
 

@@ -94,7 +94,7 @@ def join(
     _check_limits(placement, config)
     exchange = open_exchange(placement, config, deadline)
     connected = connect_and_close(exchange, config, "world", deadline, factories, bring)
-    joined = _joined(exchange, connected, placement.source)
+    joined = _join_result(exchange, connected, placement.source)
     if placement.way == "pmix" and len(set(joined.hosts)) > 1:
         from pycoll.bootstrap.rendezvous.late_mpi import watch_late_mpi
 
@@ -134,7 +134,7 @@ def join_threads(
     def one(exchange: Exchange) -> Joined:
         config = configs[exchange.rank]
         connected = connect_and_close(exchange, config, "threads", None, factories, bring)
-        return _joined(exchange, connected, "local_world")
+        return _join_result(exchange, connected, "local_world")
 
     jobs = [functools.partial(one, exchange) for exchange in exchanges]
     return _run_all(jobs, exchanges[0].abandon)
@@ -158,7 +158,7 @@ def join_group(
     connected = connect(
         exchange, config, communicator_id=communicator_id, factories=factories, bring=bring
     )
-    return _joined(exchange, connected, "split")
+    return _join_result(exchange, connected, "split")
 
 
 def join_part(
@@ -210,7 +210,7 @@ def connect_and_close(
     return connected
 
 
-def _joined(exchange: Exchange, connected: Connected, source: str) -> Joined:
+def _join_result(exchange: Exchange, connected: Connected, source: str) -> Joined:
     return Joined(exchange.rank, exchange.size, *connected, source)
 
 

@@ -156,11 +156,11 @@ class _Part:
         for peer in self._at(offsets, 1):
             if peer in self._threads:
                 continue
-            with _borrowed(self._parent.shm.liveness_fd(peer)) as lifeline:
+            with _borrow(self._parent.shm.liveness_fd(peer)) as lifeline:
                 try:
                     socket.send_fds(lifeline, [head], own, socket.MSG_NOSIGNAL)
                 except OSError as error:
-                    raise self._undelivered(peer, error) from None
+                    raise self._delivery_error(peer, error) from None
 
     def take(self, offsets: range) -> None:
         """Take the descriptors of the members at ``offsets`` to its left and attach them."""
@@ -193,7 +193,7 @@ class _Part:
 
     def _from(self, peer: int) -> list[int]:
         while peer not in self._stash:
-            with _borrowed(self._parent.shm.inbox_fd()) as inbox:
+            with _borrow(self._parent.shm.inbox_fd()) as inbox:
                 try:
                     head, found, flags, _ = socket.recv_fds(
                         inbox, _HEAD.size, DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
@@ -223,7 +223,7 @@ class _Part:
             operation="split",
         )
 
-    def _undelivered(self, peer: int, error: OSError) -> errors.TransportError:
+    def _delivery_error(self, peer: int, error: OSError) -> errors.TransportError:
         limited = error.errno in (errno.ETOOMANYREFS, errno.EAGAIN)
         advice = " (raise the limit of open files, ulimit -n)" if limited else ""
         return errors.TransportError(
@@ -235,7 +235,7 @@ class _Part:
 
 
 @contextlib.contextmanager
-def _borrowed(fd: int) -> Iterator[socket.socket]:
+def _borrow(fd: int) -> Iterator[socket.socket]:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fd)
     try:
         yield sock

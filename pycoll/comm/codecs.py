@@ -91,7 +91,7 @@ def coding_of(compress: Any, feedback: Any = None) -> Coding | None:
     return Coding(*described)
 
 
-def modelled(collective: Collective, nbytes: int, compress: Any) -> Coded:
+def model_codec(collective: Collective, nbytes: int, compress: Any) -> Coded:
     """Return what the cost model knows of a codec, for messages of ``nbytes`` of float32.
 
     Raises InvalidArgumentError for a value that is no codec, for a codec that the model cannot

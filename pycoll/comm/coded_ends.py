@@ -59,7 +59,7 @@ def coded_ends(
     steps: list[Callable[[], None]] = []
     residual = None
     if source is not None and feedback is not None:
-        source, residual = _remembered(source, feedback, number, steps)
+        source, residual = _with_residual(source, feedback, number, steps)
     elif source is not None and source.dtype != DType.FLOAT32:
         source = _core.view(_as_float32(source))
     if target is not None and target.dtype != DType.FLOAT32:
@@ -86,13 +86,13 @@ def behind(ends: Sequence[CodedEnds], finish: Callable[[], Any]) -> Callable[[],
     return both
 
 
-def _remembered(
+def _with_residual(
     source: _core.BufferView, feedback: Any, number: int, steps: list[Callable[[], None]]
 ) -> tuple[_core.BufferView, _core.BufferView]:
     """Return the array to send, and the residual that the executor adds and replaces."""
     shape = tuple(source.shape)
     if source.dtype == DType.FLOAT64:
-        return _remembered_wide(source, feedback, number, steps)
+        return _with_wide_residual(source, feedback, number, steps)
     residual = _core.view(feedback.memory(shape, number), "feedback")
     if feedback.momentum:
         source = _core.view(feedback.corrected(_as_float32(source), number))
@@ -101,14 +101,14 @@ def _remembered(
     return source, residual
 
 
-def _remembered_wide(
+def _with_wide_residual(
     source: _core.BufferView, feedback: Any, number: int, steps: list[Callable[[], None]]
 ) -> tuple[_core.BufferView, _core.BufferView]:
     """Do the same for float64, whose residual this module keeps itself."""
     shape = tuple(source.shape)
     kept = feedback.memory(shape, number, np.float64)
     with np.errstate(all="ignore"):  # infinities and NaN show in the result
-        wanted = feedback.corrected(_copied(source), number) + kept
+        wanted = feedback.corrected(_copy_of(source), number) + kept
         sent = np.asarray(wanted, np.float32)
     rests = np.zeros(shape, np.float32)
 
@@ -128,13 +128,13 @@ def _widened_target(
     found = np.empty(tuple(target.shape), np.float32)
 
     def put() -> None:
-        _core.unpack(_core.view(_rounded(found, target.dtype, divisor)), [target])
+        _core.unpack(_core.view(_round_to(found, target.dtype, divisor)), [target])
 
     steps.append(put)
     return _core.view(found)
 
 
-def _copied(view: _core.BufferView) -> Array:
+def _copy_of(view: _core.BufferView) -> Array:
     """Return a copy of an array; one of bfloat16 as bits."""
     kind = np.dtype(np.uint16) if view.dtype == DType.BFLOAT16 else numpy_dtype(view.dtype)
     copy = np.empty(tuple(view.shape), kind)
@@ -144,7 +144,7 @@ def _copied(view: _core.BufferView) -> Array:
 
 def _as_float32(view: _core.BufferView) -> Array:
     """Return a copy of an array as float32; float64 beyond its range becomes infinite."""
-    given = _copied(view)
+    given = _copy_of(view)
     if view.dtype == DType.BFLOAT16:
         values = np.empty(given.shape, np.float32)
         _BF16.decode(_core.view(values.reshape(-1)), _bytes_of(given))
@@ -153,7 +153,7 @@ def _as_float32(view: _core.BufferView) -> Array:
         return np.asarray(given, np.float32)
 
 
-def _rounded(values: Array, dtype: int, divisor: int) -> Array:
+def _round_to(values: Array, dtype: int, divisor: int) -> Array:
     """Return float32 values in another type; of bfloat16 the bits."""
     if dtype == DType.BFLOAT16:
         bits = np.empty(values.shape, np.uint16)

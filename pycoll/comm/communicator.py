@@ -303,10 +303,10 @@ class Communicator(Reducing, Moving, Objects):
         return text
 
     def _explain_codec(self, kind: Collective, nbytes: int, compress: Any) -> str:
-        from pycoll.comm.codecs import modelled
+        from pycoll.comm.codecs import model_codec
         from pycoll.cost.codec_costs import coded_text
 
-        coded = modelled(kind, nbytes, compress)
+        coded = model_codec(kind, nbytes, compress)
         return coded_text(
             kind, self._topology, nbytes, repr(compress), coded, self._plans.parameters
         )
@@ -434,7 +434,7 @@ class Communicator(Reducing, Moving, Objects):
         communicators choose algorithms; that of their first rank counts."""
         numbers = [color is not None, 0 if color is None else _integer("color", color)]
         numbers.append(_integer("key", key))
-        choices = self._all_gather_numbers(numbers, "split", self._quickly_chosen())
+        choices = self._all_gather_numbers(numbers, "split", self._quick_algorithm())
         self._splits += 1
         name = f"{self.name}/{self._splits}.{color}"
         joined = self._join_part(choices, color, name, tuning)
@@ -470,7 +470,7 @@ class Communicator(Reducing, Moving, Objects):
                 self.rank,
                 self._identities,
                 shm,
-                lambda numbers: self._all_gather_numbers(numbers, "part", self._quickly_chosen()),
+                lambda numbers: self._all_gather_numbers(numbers, "part", self._quick_algorithm()),
                 self._gather_blobs,
                 self._splits,
                 self._key_of_parts(),
@@ -612,7 +612,7 @@ class Communicator(Reducing, Moving, Objects):
                 f"count is {count}: expected 1 to {most}, since a communicator has at most "
                 f"{most + self.size} ranks"
             )
-        rows = self._all_gather_numbers(numbers, "grow", self._quickly_chosen())
+        rows = self._all_gather_numbers(numbers, "grow", self._quick_algorithm())
         differing = [rank for rank, row in enumerate(rows) if row[0] != count]
         if differing:
             raise InvalidArgumentError(
@@ -633,7 +633,7 @@ class Communicator(Reducing, Moving, Objects):
         self, count: int, invite: Callable[[list[str]], object], seconds: float
     ) -> Communicator:
         from pycoll.bootstrap.deadline import Deadline
-        from pycoll.bootstrap.recovery.growing import join_grown, opened
+        from pycoll.bootstrap.recovery.growing import join_grown, open_place
 
         config = self._config._replace(timeout_s=self.timeout_s)
         size = self.size + count
@@ -641,7 +641,7 @@ class Communicator(Reducing, Moving, Objects):
             place, failure, text = None, None, b""
             if self.rank == 0:
                 try:
-                    place = closing.enter_context(opened(config))
+                    place = closing.enter_context(open_place(config))
                     invite(place.tickets(self.size, count))
                     text = b"+" + place.meeting.to_bytes()
                 except Exception as error:

@@ -55,7 +55,9 @@ class FusedMessage(NamedTuple):
         """
         return self._replace(prepared=self.prepared._replace(key=self.prepared.key ^ key))
 
-    def as_coded(self, memories: Sequence[tuple[Any, int]]) -> tuple[FusedMessage, list[CodedEnds]]:
+    def with_codec(
+        self, memories: Sequence[tuple[Any, int]]
+    ) -> tuple[FusedMessage, list[CodedEnds]]:
         """Return the same with the arrays and residuals that a codec takes, and these ends.
 
         ``memories``: of each array the Feedback, or None for all, and its number there.
@@ -86,7 +88,7 @@ class FusedMessage(NamedTuple):
             residual = self.residuals[0] if self.residuals else None
         else:
             nbytes = sum(one.source.nbytes for one in self.members)
-            spare = communicator._fused
+            spare = communicator._fused_memory
             memory = spare.take(nbytes)
             source = target = fused_view(memory[:nbytes], self.prepared.dtype)
             _core.pack([one.source for one in self.members], source)
@@ -180,7 +182,7 @@ def _outs_of(arrays: Sequence[Any], out: Any) -> Sequence[Any]:
     return out
 
 
-def _shared(members: list[Member], lengths: list[tuple[int, int]]) -> list[list[int]]:
+def _arrays_per_message(members: list[Member], lengths: list[tuple[int, int]]) -> list[list[int]]:
     """Return the arrays of each message, by their numbers.
 
     On devices all arrays of one dtype share launches, up to the limit of arrays per launch.
@@ -232,7 +234,7 @@ def start_list(
     if coding is not None and any(isinstance(one.ends.source, DeviceView) for one in members):
         words = (op, algorithm, deterministic, coding)
         return start_coded_list(communicator, members, words, stream, results, async_op, feedback)
-    shared = _shared(members, lengths)
+    shared = _arrays_per_message(members, lengths)
     messages = []
     call = _core.CallArrays()
     #: By number, of the arrays that native code can add to messages.
@@ -259,7 +261,7 @@ def start_list(
         _core.fill_work(work, results())
         return work
     if coding is not None:
-        messages, results = _as_coded(messages, feedback, shared, results)
+        messages, results = _with_codec(messages, feedback, shared, results)
     for one in members:
         call.add(one.ends.source.dtype, messages[0].prepared.op, one.ends.source.shape)
     if len(messages) > 1:
@@ -297,7 +299,7 @@ def _start_all(
     return begun
 
 
-def _as_coded(
+def _with_codec(
     messages: list[FusedMessage],
     feedback: Any,
     shared: list[list[int]],
@@ -311,7 +313,7 @@ def _as_coded(
         feedback.check_free()
     made, ends = [], []
     for message, numbers in zip(messages, shared, strict=True):
-        coded, found = message.as_coded([(feedback, number) for number in numbers])
+        coded, found = message.with_codec([(feedback, number) for number in numbers])
         made.append(coded)
         ends += found
     if feedback is not None:

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from pycoll.arrays.registry import aligned
+from pycoll.arrays.registry import aligned_memory
 
 Memory: TypeAlias = "np.ndarray[Any, np.dtype[np.uint8]]"
 
@@ -31,7 +31,7 @@ class FusedMemory:
             for place, memory in enumerate(self._kept):
                 if nbytes <= memory.nbytes <= 2 * nbytes:
                     return self._kept.pop(place)
-        return aligned(nbytes)
+        return aligned_memory(nbytes)
 
     def give(self, memory: Memory) -> None:
         """Keep memory that nothing reads or writes any more, in place of the oldest."""

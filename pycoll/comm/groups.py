@@ -192,7 +192,7 @@ class Group(_core.Group):
         if not is_list:
             return add(members[0], op, algorithm, deterministic)
         for one in members:  # check all arrays before the first one is added
-            self._prepared(one, op, algorithm, deterministic)
+            self._prepare_call(one, op, algorithm, deterministic)
         works = [add(one, op, algorithm, deterministic) for one in members]
         self._works += works
         work = _core.open_work()
@@ -203,7 +203,7 @@ class Group(_core.Group):
         self, member: Member, op: Any, algorithm: str | None, deterministic: bool | None
     ) -> Work:
         ends, finish = member.ends, member.finisher()
-        prepared = self._prepared(member, op, algorithm, deterministic)
+        prepared = self._prepare_call(member, op, algorithm, deterministic)
         nbytes = ends.source.nbytes
         work = _core.open_work(finish, member)
         key = self.communicator._plans.message_key(prepared, algorithm, deterministic)
@@ -275,7 +275,7 @@ class Group(_core.Group):
         deterministic: bool | None,
         stream: Any,
     ) -> Work:
-        prepared = self._prepared(member, op, algorithm, deterministic)
+        prepared = self._prepare_call(member, op, algorithm, deterministic)
         key = self.communicator._plans.message_key(prepared, algorithm, deterministic)
         launch = self._launches.get(key)
         if launch is None or len(launch) == _core.DEVICE_PARTS_MAX:
@@ -285,7 +285,7 @@ class Group(_core.Group):
         launch.append(_OnDevice(member, Where(member.ends.framework, member.x, stream), work))
         return work
 
-    def _prepared(
+    def _prepare_call(
         self, member: Member, op: Any, algorithm: str | None, deterministic: bool | None
     ) -> Prepared:
         """Prepare the call now, so that it raises for wrong arguments, not the end of the block."""
@@ -304,7 +304,7 @@ class Group(_core.Group):
             pending = self._post_messages()
         except Exception as error:
             if any(entry is not None for entry in self.entries()):
-                communicator._failed(error, "group", calls)
+                communicator._handle_failure(error, "group", calls)
             raise
         for entry in self.entries():
             if isinstance(entry, int):
@@ -397,7 +397,7 @@ class Group(_core.Group):
             for one in fusion:
                 if one.feedback is not None:
                     one.feedback.check_free()
-            message, coded = FusedMessage(ends, prepared, wheres).as_coded(
+            message, coded = FusedMessage(ends, prepared, wheres).with_codec(
                 [(one.feedback, 0) for one in fusion]
             )
             for one in fusion:
@@ -405,7 +405,7 @@ class Group(_core.Group):
                     one.feedback.ended()
             message.start(communicator, behind(coded, nothing), False).wait()
         except Exception as error:
-            communicator._failed(error, "all_reduce", calls)
+            communicator._handle_failure(error, "all_reduce", calls)
             raise
         for one in fusion:
             _core.fill_work(one.work, one.member.finisher()())

@@ -224,7 +224,7 @@ class Objects(Messages):
         refused = isinstance(mine, InvalidArgumentError)
         lengths = [] if refused else list(map(_nbytes, _parts_of(mine)))
         number = [-1, 0] if refused else [len(lengths), lengths[0]]
-        heads = self._all_gather_numbers(number, "objects", self._quickly_chosen())
+        heads = self._all_gather_numbers(number, "objects", self._quick_algorithm())
         refusing = [rank for rank, (count, _) in enumerate(heads) if count < 0]
         if refusing:
             reasons = self._gather_blobs(str(mine).encode() if refused else b"")
@@ -238,7 +238,7 @@ class Objects(Messages):
 
         every = array("q", bytes(8 * sum(counts)))
         line = array("q", lengths[1:])
-        self._all_gather_own(DType.INT64, line, every, counts, "objects", self._quickly_chosen())
+        self._all_gather_own(DType.INT64, line, every, counts, "objects", self._quick_algorithm())
         rest = iter(every.tolist())
         return [[length, *islice(rest, count - 1)] for count, length in heads]
 
@@ -289,7 +289,7 @@ class Objects(Messages):
             self._all_gather_own(DType.UINT8, part, every, counts, "objects", None)
             for rank, (count, end) in enumerate(zip(counts, accumulate(counts), strict=True)):
                 if number < len(lengths[rank]):
-                    found[rank].append(_aligned(every[end - count : end], end - count))
+                    found[rank].append(_align(every[end - count : end], end - count))
         return found
 
     def _broadcast_bytes(self, line: Part | bytearray, root: int) -> None:
@@ -327,7 +327,7 @@ def _nbytes(part: Part) -> int:
     return memoryview(part).nbytes
 
 
-def _aligned(part: memoryview, place: int) -> memoryview:
+def _align(part: memoryview, place: int) -> memoryview:
     """Return the part, or a copy where ``place`` is not aligned for arrays of any element type."""
     if place % 64 == 0:
         return part

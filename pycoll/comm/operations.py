@@ -88,7 +88,7 @@ def operation(function: Callable[Concatenate[_Self, _Arguments], Any]) -> Any:
                 return self._group.add(name, args, words)
             return function(self, *args, **words)
         except Exception as error:
-            self._failed(error, name, calls)
+            self._handle_failure(error, name, calls)
             raise
 
     return _core.method(call, function)
@@ -113,7 +113,7 @@ def immediate(
             if self is not None:
                 if isinstance(error, PycollError):
                     error.operation = name  # not the internal exchange that raised it
-                self._failed(error, name, calls, False)
+                self._handle_failure(error, name, calls, False)
             raise
 
     return call
@@ -203,7 +203,7 @@ class Core(_core.Calls):
         return self._made_plans
 
     @property
-    def _fused(self) -> FusedMemory:
+    def _fused_memory(self) -> FusedMemory:
         if self._made_fused is None:
             from pycoll.comm.fused_memory import FusedMemory
 
@@ -222,7 +222,7 @@ class Core(_core.Calls):
         parameters = from_text(tuning).parameters(inside, several, hosts, across)
         return Plans(self.rank, self._topology, parameters.with_ranks_per_core(oversubscription))
 
-    def _failed(
+    def _handle_failure(
         self, error: Exception, name: str, calls: int | None, exchanges: bool = True
     ) -> None:
         """Handle ``error``, which operation ``name`` raises.
@@ -424,7 +424,7 @@ class Core(_core.Calls):
             where.need_none()
         user = prepared.user
         run = UserRun(user, prepared.dtype, self.size) if user is not None else None
-        then = finish if run is None else run.judged(finish)
+        then = finish if run is None else run.guard(finish)
         if run is not None:
             self._native.begin_call()  # covers the operation and the exchange after it
         try:
@@ -499,7 +499,7 @@ class Core(_core.Calls):
         memory = framework.empty(x, shape, dtype)
         return memory, framework.result(memory)
 
-    def _quickly_chosen(self) -> str | None:
+    def _quick_algorithm(self) -> str | None:
         """Return the algorithm for exchanges that happen once: on one host "direct", which takes
         one step. The prediction of all algorithms would take longer than such an exchange."""
         return "direct" if len(self._topology.hosts) == 1 else None
@@ -572,7 +572,7 @@ class Core(_core.Calls):
 
     def _gather_blobs(self, blob: bytes) -> list[bytes]:
         """Return bytes of any length from every rank; ``split`` exchanges identities this way."""
-        algorithm = self._quickly_chosen()
+        algorithm = self._quick_algorithm()
         lengths = [n for (n,) in self._all_gather_numbers([len(blob)], "blob", algorithm)]
         every = bytearray(sum(lengths))
         self._all_gather_own(DType.UINT8, blob, every, lengths, "blobs", algorithm)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from pycoll.arrays.registry import aligned
+from pycoll.arrays.registry import aligned_memory
 from pycoll.errors import InvalidArgumentError, MismatchError
 
 #: Bytes. For a shorter buffer a separate message costs more than a copy.
@@ -92,7 +92,7 @@ def memory_for(nbytes: int, sender: int) -> memoryview:
     """Return memory for ``nbytes`` bytes of rank ``sender``. Raise InvalidArgumentError if the
     system has none."""
     try:
-        return aligned(nbytes).data
+        return aligned_memory(nbytes).data
     except (MemoryError, ValueError, OverflowError, OSError):
         raise InvalidArgumentError(
             f"rank {sender} sends {nbytes} bytes of an object, but the system has no memory for "

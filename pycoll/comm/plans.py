@@ -278,7 +278,7 @@ class Plans:
         key = _Key(collective, name, root, copies, is_coded)
         plan = self._plans.get(key)
         if plan is None:
-            plan = self._plans[key] = _core.Plan(_lowered(key, self._of(key), self.rank))
+            plan = self._plans[key] = _core.Plan(_lower_plan(key, self._of(key), self.rank))
             self._keys[plan] = key
         return plan
 
@@ -294,7 +294,8 @@ class Plans:
         if lanes is None:
             key = self._keys[plan]
             all_ranks = (
-                _core.Plan(_lowered(key, self._of(key), rank)) for rank in range(self.topology.size)
+                _core.Plan(_lower_plan(key, self._of(key), rank))
+                for rank in range(self.topology.size)
             )
             lanes = self._lanes[plan] = max(one.lanes for one in all_ranks)
         return lanes
@@ -351,10 +352,10 @@ def plan_bytes(
         )
     copies = choose_copies(kind, size, nbytes, DEFAULT)
     groups = followed_topology(topology, DEFAULT)
-    return _lowered(_Key(kind, name, root, copies), groups, rank)
+    return _lower_plan(_Key(kind, name, root, copies), groups, rank)
 
 
-def _lowered(key: _Key, topology: Topology, rank: int) -> bytes:
+def _lower_plan(key: _Key, topology: Topology, rank: int) -> bytes:
     algorithm = lookup(key.collective, key.name)
     schedule = algorithm.build(topology.size, root=key.root, only=rank, topology=topology)
     if key.is_coded:

@@ -218,12 +218,12 @@ class Messages(Core):
         >>> comm.iprobe(tag=8) is None
         True
         """
-        found = self._native.probe(*self._probed(source, tag), 0.0)
+        found = self._native.probe(*self._probe_arguments(source, tag), 0.0)
         return None if found is None else Probe(*found)
 
     def _probe(self, source: int | None, tag: int | None, timeout: float | None) -> Probe:
         patience_s = self._native.timeout_s if timeout is None else check_timeout(timeout)
-        found = self._native.probe(*self._probed(source, tag), patience_s)
+        found = self._native.probe(*self._probe_arguments(source, tag), patience_s)
         if found is None:
             sender = "any rank" if source is None else f"rank {source}"
             with_tag = "" if tag is None else f" with tag {tag}"
@@ -234,7 +234,7 @@ class Messages(Core):
             )
         return Probe(*found)
 
-    def _probed(self, source: int | None, tag: int | None) -> tuple[int, int | None]:
+    def _probe_arguments(self, source: int | None, tag: int | None) -> tuple[int, int | None]:
         rank = -1 if source is None else self._check_rank(source, "source")
         return rank, None if tag is None else check_tag(tag)
 

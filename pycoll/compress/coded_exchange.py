@@ -63,7 +63,7 @@ class ComposedWork:
 
     def wait(self, timeout: float | None = None) -> Any:
         """Wait and return the result, as ``Work.wait``."""
-        with named(self._name):
+        with name_errors(self._name):
             received = self._last.wait(timeout)
             with self._lock:
                 if self._finish is not None:
@@ -89,7 +89,7 @@ class _EndedWork:
 
 
 @contextlib.contextmanager
-def named(operation: str) -> Iterator[None]:
+def name_errors(operation: str) -> Iterator[None]:
     """Put the name of the user's call into errors of the exchanges."""
     try:
         yield
@@ -98,7 +98,7 @@ def named(operation: str) -> Iterator[None]:
         raise
 
 
-def owned(count: int, size: int) -> list[slice]:
+def owned_parts(count: int, size: int) -> list[slice]:
     """Return the part of ``count`` values that each rank owns."""
     ends = np.cumsum([0, *shares(count, size)]).tolist()
     return [slice(ends[rank], ends[rank + 1]) for rank in range(size)]
@@ -166,7 +166,7 @@ def to_owners(comm: Any, name: str, facts: Sequence[Any], mine: Encoded) -> list
         np.concatenate([np.asarray(one, np.uint8)[space:] for one in codes]), lengths=rests.tolist()
     )
     cuts = np.cumsum(rests[:, comm.rank])[:-1]
-    return [_joined(*both) for both in zip(firsts, np.split(later, cuts), strict=True)]
+    return [_concatenate(*both) for both in zip(firsts, np.split(later, cuts), strict=True)]
 
 
 @contextlib.contextmanager
@@ -190,7 +190,7 @@ class Replies:
     def codes(self, received: Array) -> list[Array]:
         """Return the codes of each owner, from what ``work.wait()`` returns."""
         later = np.split(received, self._cuts)
-        return [_joined(*both) for both in zip(self._firsts, later, strict=True)]
+        return [_concatenate(*both) for both in zip(self._firsts, later, strict=True)]
 
 
 def from_owners(comm: Any, mine: Encoded, name: str) -> Replies:
@@ -255,7 +255,7 @@ def _heads(slots: Array, numbers: int) -> Array:
     return heads.view(np.int64)
 
 
-def _joined(first: Array, later: Array) -> Array:
+def _concatenate(first: Array, later: Array) -> Array:
     return np.concatenate([first, later]) if len(later) else first
 
 

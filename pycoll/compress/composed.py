@@ -10,7 +10,7 @@ import numpy as np
 
 from pycoll.compress import moved_codes
 from pycoll.compress.codec import Array, Codec
-from pycoll.compress.coded_exchange import ComposedWork, named
+from pycoll.compress.coded_exchange import ComposedWork, name_errors
 from pycoll.compress.feedback import Feedback
 from pycoll.compress.operands import Operands
 from pycoll.errors import InvalidArgumentError
@@ -48,7 +48,7 @@ class ComposedCodec(Codec):
         Work has been waited for.
         """
         name = "all_reduce"
-        with named(name):
+        with name_errors(name):
             self.refuse_algorithm(algorithm)
             if stream is not None:
                 raise InvalidArgumentError(

@@ -11,8 +11,8 @@ import numpy as np
 from pycoll.compress.codec import Array, as_bytes, as_float32, remainder
 from pycoll.compress.coded_exchange import NO_CODES, Encoded, codes_of, from_owners, to_owners
 from pycoll.compress.composed import ComposedCodec, Started
-from pycoll.compress.host_sums import combined
-from pycoll.compress.operands import Operands, shifted
+from pycoll.compress.host_sums import add_up_in_hosts
+from pycoll.compress.operands import Operands, shift
 from pycoll.errors import InvalidArgumentError
 from pycoll.types import whole
 
@@ -96,7 +96,7 @@ class Custom(ComposedCodec):
         the residual of its own part is what this second encoding leaves out.
         """
         facts = [self, *given.facts()]
-        encoders = combined(comm, given, name, facts)
+        encoders = add_up_in_hosts(comm, given, name, facts)
         given.correct()
         residuals = given.residuals()
         values, start, own = given.values, given.shard.start, encoders.own(comm)
@@ -105,20 +105,20 @@ class Custom(ComposedCodec):
             codes = [NO_CODES] * comm.size
             for owner in encoders.column:
                 if owner != comm.rank:
-                    part = shifted(encoders.parts[owner], -start)
-                    codes[owner] = self._encoded(values[part], residuals, part)
+                    part = shift(encoders.parts[owner], -start)
+                    codes[owner] = self._encode_part(values[part], residuals, part)
             return codes
 
-        arrived = to_owners(comm, name, facts, encoders.encoded(encode))
+        arrived = to_owners(comm, name, facts, encoders.encode(encode))
 
         def make() -> tuple[Array, int]:
             if not encoders.column:
                 return NO_CODES, 0
-            part = shifted(own, -start)
-            folded = self._folded(arrived, encoders.column, comm.rank, values[part])
+            part = shift(own, -start)
+            folded = self._fold(arrived, encoders.column, comm.rank, values[part])
             if given.mean:
                 folded = folded / np.float32(comm.size)
-            return self._encoded(folded, residuals, part), 0
+            return self._encode_part(folded, residuals, part), 0
 
         replies = from_owners(comm, Encoded(make), name)
         given.keep(residuals)
@@ -134,7 +134,7 @@ class Custom(ComposedCodec):
 
         return replies.work, values_of
 
-    def _encoded(self, values: Array, residuals: Array | None, part: slice) -> Array:
+    def _encode_part(self, values: Array, residuals: Array | None, part: slice) -> Array:
         """Encode values and the residuals of their part, which become what is left out."""
         if residuals is None:
             return self.encode(values)
@@ -143,7 +143,7 @@ class Custom(ComposedCodec):
         residuals[part] = remainder(wanted, self.decode(codes, len(wanted)))
         return codes
 
-    def _folded(self, arrived: list[Array], column: Sequence[int], rank: int, own: Array) -> Array:
+    def _fold(self, arrived: list[Array], column: Sequence[int], rank: int, own: Array) -> Array:
         """Return the sum of an owner's part, in the order of the ranks that encode it."""
         total: Array = None
         for sender in column:

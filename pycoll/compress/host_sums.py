@@ -20,7 +20,7 @@ import numpy as np
 
 from pycoll import _core
 from pycoll.compress.codec import Array
-from pycoll.compress.coded_exchange import Encoded, agree_first, owned
+from pycoll.compress.coded_exchange import Encoded, agree_first, owned_parts
 from pycoll.compress.operands import Operands
 from pycoll.types import ReduceOp
 
@@ -37,7 +37,7 @@ class Encoders:
     def __init__(self, comm: Any, count: int) -> None:
         hosts = comm.hosts if len(comm.hosts) > 1 else [(rank,) for rank in range(comm.size)]
         self._hosts: Sequence[Sequence[int]] = hosts
-        self._shards = owned(count, min(map(len, hosts)))
+        self._shards = owned_parts(count, min(map(len, hosts)))
         self.adds = any(len(ranks) > 1 for ranks in hosts)
         nothing = slice(count, count)
         self.shard = nothing
@@ -50,11 +50,11 @@ class Encoders:
             if comm.rank in column:
                 self.shard, self.column = shard, column
             for owner, part in zip(
-                column, owned(shard.stop - shard.start, len(hosts)), strict=True
+                column, owned_parts(shard.stop - shard.start, len(hosts)), strict=True
             ):
                 self.parts[owner] = slice(shard.start + part.start, shard.start + part.stop)
 
-    def encoded(self, make: Callable[[], list[Array]]) -> Encoded:
+    def encode(self, make: Callable[[], list[Array]]) -> Encoded:
         """Return the codes for each rank, or the error of ``make``.
 
         Raises the error where ranks have exchanged nothing before: then the call is refused.
@@ -88,7 +88,7 @@ class Encoders:
         return total
 
 
-def combined(comm: Any, given: Operands, name: str, facts: Sequence[Any]) -> Encoders:
+def add_up_in_hosts(comm: Any, given: Operands, name: str, facts: Sequence[Any]) -> Encoders:
     """Let ``given`` hold the values that this rank encodes, and return who encodes which.
 
     Where ranks of a host add up their values, it is collective and compares ``facts`` before.

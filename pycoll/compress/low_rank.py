@@ -144,7 +144,7 @@ class _Call:
     def __init__(self, codec: PowerSGD, given: Operands) -> None:
         self._codec, self._given = codec, given
         #: The arrays with their residuals, one axis each. With feedback they become the residuals.
-        self._arrays = [self._corrected(number) for number in range(len(given.shapes))]
+        self._arrays = [self._add_residual(number) for number in range(len(given.shapes))]
         self._numbers = [n for n, shape in enumerate(given.shapes) if codec.shrinks(shape)]
         self._rest = [n for n in range(len(given.shapes)) if n not in set(self._numbers)]
         self._matrices = [self._arrays[n].reshape(given.shapes[n][0], -1) for n in self._numbers]
@@ -152,7 +152,7 @@ class _Call:
         self._q: list[Array] = []
         self._whole: Array = np.empty(0, given.kind)
 
-    def _corrected(self, number: int) -> Array:
+    def _add_residual(self, number: int) -> Array:
         given = self._given
         rests, sums = given.pairs(number)
         if given.is_native and rests is not None:

@@ -27,7 +27,7 @@ from pycoll.compress.coded_exchange import (
     agree,
     codes_of,
     from_owners,
-    named,
+    name_errors,
     to_owners,
 )
 from pycoll.compress.feedback import Feedback
@@ -100,7 +100,7 @@ class Moved:
             codec.check_warm_up()
         self.feedback.check_free()
 
-    def encoded(self, rows: slice, left_out: list[tuple[slice, Array]]) -> Array:
+    def encode(self, rows: slice, left_out: list[tuple[slice, Array]]) -> Array:
         """Return the codes of some rows, and note what they leave out."""
         wanted = self.values[rows] if self.shape else self.values
         if self.feedback is None:
@@ -108,7 +108,7 @@ class Moved:
         held = self.feedback.memory(self.shape, 0, self.kind)
         wanted = wanted + (held[rows] if self.shape else held)
         codes = self.codec.encode_block(wanted, self.step)
-        sent = self.decoded(codes, wanted.size).reshape(wanted.shape)
+        sent = self.decode(codes, wanted.size).reshape(wanted.shape)
         rest = remainder(wanted, sent)
         left_out.append((rows, rest))
         places = self.codec.places_of(codes, wanted.size, self.kind)
@@ -117,7 +117,7 @@ class Moved:
             self._mask(rows, np.union1d(places, told))
         return codes
 
-    def decoded(self, codes: Array, count: int) -> Array:
+    def decode(self, codes: Array, count: int) -> Array:
         """Return the values of some codes, on one axis."""
         return self.codec.decode_block(codes, count, self.kind)
 
@@ -174,30 +174,30 @@ class Moved:
 
 def broadcast(codec: ComposedCodec, comm: Any, x: Any, root: int, **words: Any) -> Any:
     """Run ``comm.broadcast`` with a codec."""
-    with named("broadcast"):
+    with name_errors("broadcast"):
         call = Moved(codec, comm, "broadcast", x, words)
         finish = call.target(call.shape, None)
         left_out: list[tuple[slice, Array]] = []
         is_root = comm.rank == root
-        codes = call.encoded(slice(None), left_out) if is_root else NO_CODES
+        codes = call.encode(slice(None), left_out) if is_root else NO_CODES
         facts = [call.codec, call.word, list(call.shape), f"root {root}"]
         nbytes = int(agree(comm, call.name, facts, [len(codes)])[root][0])
         sent = codes if is_root else np.empty(nbytes, np.uint8)
         last = comm.broadcast(sent, root, async_op=True)
         call.keep(left_out)
 
-    def decoded(received: Array) -> Any:
+    def decode_all(received: Array) -> Any:
         with codes_of(root):
-            return finish(call.decoded(received, call.values.size))
+            return finish(call.decode(received, call.values.size))
 
-    return call.end(last, decoded, words["async_op"])
+    return call.end(last, decode_all, words["async_op"])
 
 
 def all_gather(
     codec: ComposedCodec, comm: Any, x: Any, lengths: Sequence[int] | None, **words: Any
 ) -> Any:
     """Run ``comm.all_gather`` with a codec."""
-    with named("all_gather"):
+    with name_errors("all_gather"):
         call = Moved(codec, comm, "all_gather", x, words)
         mine = call.shape[0] if call.shape else 1
         given = None if lengths is None else check_rows(lengths, "lengths", comm.size)
@@ -206,7 +206,7 @@ def all_gather(
                 f"lengths[{comm.rank}] is {given[comm.rank]}, but x of this rank has {mine} rows"
             )
         left_out: list[tuple[slice, Array]] = []
-        codes = call.encoded(slice(None), left_out)
+        codes = call.encode(slice(None), left_out)
         facts = [call.codec, call.word, f"rows of {list(call.shape[1:])}", f"lengths {given}"]
         rows = agree(comm, call.name, facts, [mine])[:, 0].tolist()
         counts = elements(rows, call.shape or (1,))
@@ -220,21 +220,21 @@ def all_gather(
         replies = from_owners(comm, Encoded(make), call.name)
         call.keep(left_out)
 
-    def decoded(received: Array) -> Any:
+    def decode_all(received: Array) -> Any:
         parts = []
         for rank, (sent, count) in enumerate(zip(replies.codes(received), counts, strict=True)):
             with codes_of(rank):
-                parts.append(call.decoded(sent, count))
+                parts.append(call.decode(sent, count))
         return finishes[0](np.concatenate(parts))
 
-    return call.end(replies.work, decoded, words["async_op"])
+    return call.end(replies.work, decode_all, words["async_op"])
 
 
 def reduce_scatter(
     codec: ComposedCodec, comm: Any, x: Any, op: Any, splits: Sequence[int] | None, **words: Any
 ) -> Any:
     """Run ``comm.reduce_scatter`` with a codec. The rows of this rank are not encoded."""
-    with named("reduce_scatter"):
+    with name_errors("reduce_scatter"):
         op = ReduceOp(op).word if isinstance(op, ReduceOp) else op
         if op not in ("sum", "avg"):
             raise wrong_op(repr(op))
@@ -246,7 +246,7 @@ def reduce_scatter(
         finish = call.target(with_rows(call.shape, rows[comm.rank]), None)
         left_out: list[tuple[slice, Array]] = []
         codes = [
-            NO_CODES if rank == comm.rank else call.encoded(part, left_out)
+            NO_CODES if rank == comm.rank else call.encode(part, left_out)
             for rank, part in enumerate(parts)
         ]
         call.mask_own(parts[comm.rank])
@@ -255,7 +255,7 @@ def reduce_scatter(
         found: list[Array] = []
 
         def fold() -> tuple[Array, int]:
-            found.append(_folded(call, arrived, parts[comm.rank], op == "avg"))
+            found.append(_fold(call, arrived, parts[comm.rank], op == "avg"))
             return NO_CODES, 0
 
         replies = from_owners(comm, Encoded(fold), call.name)
@@ -263,12 +263,12 @@ def reduce_scatter(
     return call.end(replies.work, lambda _: finish(found[0]), words["async_op"])
 
 
-def _folded(call: Moved, arrived: list[Array], own: slice, is_mean: bool) -> Array:
+def _fold(call: Moved, arrived: list[Array], own: slice, is_mean: bool) -> Array:
     """Return the sum or mean of this rank's rows, in rank order."""
     total: Array = None
     mine = call.values[own].reshape(-1)
     for rank, codes in enumerate(arrived):
         with codes_of(rank):
-            one = mine if rank == call.comm.rank else call.decoded(codes, mine.size)
+            one = mine if rank == call.comm.rank else call.decode(codes, mine.size)
         total = one.copy() if total is None else total + one
     return total / call.kind.type(len(arrived)) if is_mean else total

@@ -73,7 +73,7 @@ class Operands:
         for number, place in self.parts():
             piece = self._within(place, shard)
             shape = self.shapes[number]
-            one = self.feedback.strays(shape, number, self.kind, shifted(piece, -place.start))
+            one = self.feedback.strays(shape, number, self.kind, shift(piece, -place.start))
             if one is not None:
                 found = np.zeros(self.ends[-1], self.kind) if found is None else found
                 found[place] = one
@@ -81,7 +81,7 @@ class Operands:
 
     def own(self, number: int) -> Array:
         """Return the values of an array that this rank encodes."""
-        return self.values[shifted(self._piece(number), -self.shard.start)]
+        return self.values[shift(self._piece(number), -self.shard.start)]
 
     def source(self, number: int) -> _core.BufferView:
         """Return the same for kernels: the caller's memory where it serves, else the values."""
@@ -119,7 +119,7 @@ class Operands:
         if self.feedback is None or not self.feedback.momentum:
             return
         for number, piece in self.pieces():
-            place = shifted(piece, -self.ends[number])
+            place = shift(piece, -self.ends[number])
             own = self.own(number)
             own[...] = self.feedback.corrected_piece(own, self.shapes[number], number, place)
 
@@ -131,7 +131,7 @@ class Operands:
         """
         if self.feedback is None:
             return None, None
-        place = shifted(self._piece(number), -self.ends[number])
+        place = shift(self._piece(number), -self.ends[number])
         return self.feedback.pair(self.shapes[number], number, self.kind, place)
 
     def residuals(self) -> Array | None:
@@ -148,7 +148,7 @@ class Operands:
             return
         for number, piece in self.pieces():
             memory: Array = self.pairs(number)[1]
-            memory[:] = residuals[shifted(piece, -self.shard.start)]
+            memory[:] = residuals[shift(piece, -self.shard.start)]
         self.replace()
 
     def replace(self) -> None:
@@ -205,7 +205,7 @@ def are_on_devices(x: Any) -> bool:
     return any(isinstance(view, DeviceView) for view in views)
 
 
-def shifted(place: slice, by: int) -> slice:
+def shift(place: slice, by: int) -> slice:
     """Return a place among values that begin elsewhere."""
     return slice(place.start + by, place.stop + by)
 

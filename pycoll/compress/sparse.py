@@ -23,7 +23,7 @@ from pycoll.compress.coded_exchange import (
 from pycoll.compress.composed import ComposedCodec, Started
 from pycoll.compress.dense import check_seed
 from pycoll.compress.feedback import Feedback
-from pycoll.compress.host_sums import Encoders, combined
+from pycoll.compress.host_sums import Encoders, add_up_in_hosts
 from pycoll.compress.operands import Operands, are_on_devices, check_feedback_type, is_mean
 from pycoll.errors import InvalidArgumentError
 from pycoll.types import real, whole
@@ -91,7 +91,7 @@ class SparseCodec(ComposedCodec):
         """Return the codes of a block in call number ``step`` of a Feedback."""
         values = np.ascontiguousarray(x).reshape(-1)
         places = self.chosen(values, step)
-        return packed(places, values[places])
+        return pack_pairs(places, values[places])
 
     def decode(self, codes: Any, count: int) -> Array:
         """Return the ``count`` float32 values of some codes, on one axis."""
@@ -110,7 +110,7 @@ class SparseCodec(ComposedCodec):
 
     def unpacked(self, codes: Any, count: int, kind: np.dtype[Any]) -> tuple[Array, Array]:
         """Return the places and the values of some codes. Raise where there are none such."""
-        return unpacked(self, codes, count, kind)
+        return unpack_pairs(self, codes, count, kind)
 
     def start_all_reduce(
         self, comm: Any, given: Operands, name: str, deterministic: bool | None
@@ -123,19 +123,19 @@ class SparseCodec(ComposedCodec):
         """
         feedback = given.feedback
         facts = [self if feedback is None else self.warmed(feedback), *given.facts()]
-        encoders = combined(comm, given, name, facts)
+        encoders = add_up_in_hosts(comm, given, name, facts)
         made: list[Chosen] = []
 
         def encode() -> list[Array]:
-            made.append(gathered(self, given))
+            made.append(choose_values(self, given))
             return made[0].by_owner(encoders)
 
-        arrived = to_owners(comm, name, facts, encoders.encoded(encode))
+        arrived = to_owners(comm, name, facts, encoders.encode(encode))
         count = _length(encoders.own(comm))
         divisor = comm.size if given.mean else 0
         codes = [(rank, arrived[rank]) for rank in encoders.column]
         replies = from_owners(
-            comm, Encoded(lambda: folded(self, codes, count, given, divisor)), name
+            comm, Encoded(lambda: fold_part(self, codes, count, given, divisor)), name
         )
         made[0].keep(given)
         target = given.target(0) if given.is_native and len(given.shapes) == 1 else None
@@ -210,7 +210,7 @@ class Chosen(NamedTuple):
         for owner in encoders.column:
             part = encoders.parts[owner]
             begin, end = np.searchsorted(self.places, [part.start, part.stop]).tolist()
-            codes[owner] = gapped(self.places[begin:end] - part.start, self.values[begin:end])
+            codes[owner] = pack_gaps(self.places[begin:end] - part.start, self.values[begin:end])
         return codes
 
     def keep(self, given: Operands) -> None:
@@ -227,7 +227,7 @@ class Chosen(NamedTuple):
         given.replace()
 
 
-def gathered(codec: SparseCodec, given: Operands) -> Chosen:
+def choose_values(codec: SparseCodec, given: Operands) -> Chosen:
     """Return what this rank sends in the next call. Of ``given`` only the values change."""
     given.correct()
     step, feedback = 0, given.feedback
@@ -243,7 +243,7 @@ def gathered(codec: SparseCodec, given: Operands) -> Chosen:
     return Chosen(codec, np.concatenate(places), np.concatenate(values), kept)
 
 
-def folded(
+def fold_part(
     codec: SparseCodec,
     arrived: list[tuple[int, Array]],
     count: int,
@@ -266,7 +266,7 @@ def folded(
         places, sums = _arrays(_core.fold_codes(views, count, divisor))
     else:
         places, sums = _fold_wide(codes, count, divisor)
-    reply = gapped(places, sums)
+    reply = pack_gaps(places, sums)
     if len(reply) < count * given.kind.itemsize:
         return reply, 0
     values = np.zeros(count, given.kind)
@@ -297,7 +297,7 @@ def _arrays(found: _Bytes) -> tuple[Array, Array]:
     return np.frombuffer(found[0], np.uint32), np.frombuffer(found[1], np.float32)
 
 
-def gapped(places: Array, sent: Array) -> Array:
+def pack_gaps(places: Array, sent: Array) -> Array:
     """Return the codes that travel: the number of values, the values, and the gaps of places."""
     gaps = _core.pack_places(_core.view(np.ascontiguousarray(places, np.uint32)))
     number = len(places).to_bytes(_NUMBER, "little")
@@ -307,7 +307,7 @@ def gapped(places: Array, sent: Array) -> Array:
 def from_gaps(
     codec: SparseCodec, codes: Any, count: int, dtype: np.dtype[Any]
 ) -> tuple[Array, Array]:
-    """Return the places and the values of what ``gapped`` made. Raise unless it could have."""
+    """Return the places and the values of what ``pack_gaps`` made. Raise unless it could have."""
     given = as_bytes(codes).tobytes()
     number = int.from_bytes(given[:_NUMBER], "little")
     end = _NUMBER + number * dtype.itemsize
@@ -323,7 +323,7 @@ def from_gaps(
     return np.frombuffer(places, np.uint32), np.frombuffer(given[_NUMBER:end], dtype)
 
 
-def packed(places: Array, sent: Array) -> Array:
+def pack_pairs(places: Array, sent: Array) -> Array:
     """Return the codes of values that are sent, with their places."""
     codes = np.empty(4 * len(places) + sent.nbytes, np.uint8)
     codes[: 4 * len(places)] = np.ascontiguousarray(places, np.uint32).view(np.uint8)
@@ -331,7 +331,7 @@ def packed(places: Array, sent: Array) -> Array:
     return codes
 
 
-def unpacked(
+def unpack_pairs(
     codec: SparseCodec, codes: Any, count: int, dtype: np.dtype[Any]
 ) -> tuple[Array, Array]:
     """Return the places and the values of some codes. Raise unless places ascend below count."""
@@ -560,7 +560,7 @@ class RandomK(DensityCodec):
     ) -> Started:
         """Run the exchange of facts, and start an all_reduce of the values at the places."""
         step = 0 if given.feedback is None else given.feedback.step
-        chosen = _with_nan(gathered(self, given), given)
+        chosen = _with_nan(choose_values(self, given), given)
         agree_first(comm, name, [chosen.codec, *given.facts(), f"step {step}"])
         word = "avg" if given.mean else "sum"
         work = comm.all_reduce(chosen.values, word, async_op=True, deterministic=deterministic)

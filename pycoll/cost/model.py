@@ -69,10 +69,10 @@ class Link(NamedTuple):
     and received bytes, so it is twice the cost of a copy. ``gamma``: s/byte to combine.
     ``overhead``: s of processor time per segment.
 
-    ``spill``: additional s/byte of bytes that miss ``cache_bytes``, see :func:`spilled_bytes`. ``flow``:
-    s/byte of one rank across hosts, even if the link of its host is idle; 0 if one rank fills the
-    link. ``reach``: s/byte, instead of beta, of bytes that peers read in place; 0 if peers cannot,
-    as across hosts. Across domains of one host flow is the cost of such bytes too.
+    ``spill``: additional s/byte of bytes that miss ``cache_bytes``, see :func:`spilled_bytes`.
+    ``flow``: s/byte of one rank across hosts, even if the link of its host is idle; 0 if one rank
+    fills the link. ``reach``: s/byte, instead of beta, of bytes that peers read in place; 0 if
+    peers cannot, as across hosts. Across domains of one host flow is the cost of such bytes too.
 
     ``sustained``: s/byte that the link of a host takes permanently, if the link moves bursts faster
     than that: while ranks handle one message, the link drains the previous one; 0 if beta says all.

@@ -84,9 +84,8 @@ def candidates(
     """The names of the algorithms to predict.
 
     Hierarchies are candidates if there are several hosts, or domains that take their place
-    (`followed_topology`). ``deterministic`` or not ``commutes``
-    exclude algorithms without the required fold order. ``among`` restricts the names;
-    "hierarchical" stands for all hierarchies.
+    (`followed_topology`). ``deterministic`` or not ``commutes`` exclude algorithms without the
+    required fold order. ``among`` restricts the names; "hierarchical" stands for all hierarchies.
     """
     several = len(topology.hosts) > 1
     if topology.servers:

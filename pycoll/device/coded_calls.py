@@ -258,9 +258,10 @@ def _exchanges(
             arrays.add(one.prepared.dtype, one.prepared.op, one.source.shape)
         agreed ^= arrays.key
     exchanges = []
+    nbytes = call.exchange_bytes
     for of, counts in call.exchanges():
         found = communicator._prepare(
-            of, DType.UINT8, None, prepared.plan.root, call.exchanged, None, None, (_MARK, *told)
+            of, DType.UINT8, None, prepared.plan.root, nbytes, None, None, (_MARK, *told)
         )
         lanes = communicator._plans.lanes(found.plan)
         exchanges.append(Exchange(found._replace(key=found.key ^ agreed), lanes, counts))

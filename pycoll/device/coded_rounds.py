@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from pycoll import _core
-from pycoll.device.device_codes import FLOAT_BYTES, Codes, Floats, Parts, aligned, cut
+from pycoll.device.device_codes import FLOAT_BYTES, Codes, Floats, Parts, align, cut
 from pycoll.schedule.collectives import Collective
 from pycoll.types import DType
 
@@ -122,7 +122,7 @@ class CodedCall(NamedTuple):
     @property
     def slots(self) -> list[int]:
         """The bytes that a part of each array takes as float32."""
-        return [aligned(FLOAT_BYTES * max(one.lengths)) for one in self.arrays]
+        return [align(FLOAT_BYTES * max(one.lengths)) for one in self.arrays]
 
     @property
     def shelf(self) -> int:
@@ -130,7 +130,7 @@ class CodedCall(NamedTuple):
         return len(self.hosts) * sum(self.slots)
 
     @property
-    def exchanged(self) -> int:
+    def exchange_bytes(self) -> int:
         """The bytes of the largest exchange of a rank."""
         return max(self.nbytes, len(self.hosts[0]) * self.shelf if self.hosts else 0)
 
@@ -138,7 +138,7 @@ class CodedCall(NamedTuple):
     def scratch(self) -> int:
         """The bytes of memory that the call needs apart from its arrays."""
         sums = sum(self.slots) if self.collective is Collective.ALL_REDUCE else 0
-        return 2 * self.exchanged + self.shelf + sums
+        return 2 * self.exchange_bytes + self.shelf + sums
 
     def exchanges(self) -> Iterator[tuple[Collective, list[int]]]:
         """Yield the collectives of bytes with their counts, in order."""
@@ -162,19 +162,19 @@ class CodedCall(NamedTuple):
         the one before, which has ended by then.
         """
         if self.collective is Collective.ALL_GATHER:
-            return [_gathered(self, ends, scratch)]
+            return [_gather_round(self, ends, scratch)]
         if self.collective is Collective.BROADCAST:
             return [_broadcast(self, ends, scratch)]
         if self.collective is Collective.REDUCE_SCATTER:
-            return _reduced(self, ends, scratch)
-        total = Floats(scratch + 2 * self.exchanged + self.shelf, DType.FLOAT32)
+            return _reduce_rounds(self, ends, scratch)
+        total = Floats(scratch + 2 * self.exchange_bytes + self.shelf, DType.FLOAT32)
         folded, replies = [], []
         for parts, one, nbytes in zip(self.arrays, ends, self.slots, strict=True):
             begin = parts.begin(parts.of_ranks[self.rank])
             folded.append(one._replace(result=total))
             replies.append(Ends(total, one.result, one.rests and one.rests + FLOAT_BYTES * begin))
             total = total._replace(address=total.address + nbytes)
-        return [*_reduced(self, folded, scratch), _gathered(self, replies, scratch)]
+        return [*_reduce_rounds(self, folded, scratch), _gather_round(self, replies, scratch)]
 
     def cut(self, address: int) -> Iterator[Codes]:
         """Yield the codes of each array in memory of all codes."""
@@ -183,10 +183,10 @@ class CodedCall(NamedTuple):
             address += one.nbytes
 
 
-def _reduced(call: CodedCall, ends: Sequence[Ends], scratch: int) -> list[Round]:
+def _reduce_rounds(call: CodedCall, ends: Sequence[Ends], scratch: int) -> list[Round]:
     """Return the rounds that bring each part to its owner, which folds it to its result."""
     if call.hosts:
-        return [_summed(call, ends, scratch), _crossed(call, ends, scratch)]
+        return [_sum_round(call, ends, scratch), _cross_round(call, ends, scratch)]
     sent, arrived = (scratch, call.nbytes), (scratch + call.nbytes, call.nbytes)
     made, rank = Round(sent, arrived, [], []), call.rank
     codes = zip(call.cut(sent[0]), call.cut(arrived[0]), strict=True)
@@ -198,13 +198,14 @@ def _reduced(call: CodedCall, ends: Sequence[Ends], scratch: int) -> list[Round]
     return [made]
 
 
-def _summed(call: CodedCall, ends: Sequence[Ends], scratch: int) -> Round:
+def _sum_round(call: CodedCall, ends: Sequence[Ends], scratch: int) -> Round:
     """Return the round after which each rank has the sums of its host on a shelf.
 
     A shelf has the parts of the ranks with one local rank, one for each host, array by array.
     """
     ranks, rows = len(call.hosts[0]), len(call.hosts)
-    sent, arrived = (scratch, ranks * call.shelf), (scratch + call.exchanged, ranks * call.shelf)
+    nbytes = ranks * call.shelf
+    sent, arrived = (scratch, nbytes), (scratch + call.exchange_bytes, nbytes)
     made, offset = Round(sent, arrived, [], []), 0
     for parts, one, slot in zip(call.arrays, ends, call.slots, strict=True):
         for host, members in enumerate(call.hosts):
@@ -214,19 +215,19 @@ def _summed(call: CodedCall, ends: Sequence[Ends], scratch: int) -> Round:
                 values = one.values.at(parts.begin(part))
                 made.before.append(parts.total(parts.lengths[part], values, 0, 1, to))
         given = Floats(arrived[0] + offset, DType.FLOAT32)
-        sums = Floats(scratch + 2 * call.exchanged + offset, DType.FLOAT32)
+        sums = Floats(scratch + 2 * call.exchange_bytes + offset, DType.FLOAT32)
         count = rows * slot // FLOAT_BYTES
         made.after.append(parts.total(count, given, call.shelf, ranks, sums))
         offset += rows * slot
     return made
 
 
-def _crossed(call: CodedCall, ends: Sequence[Ends], scratch: int) -> Round:
+def _cross_round(call: CodedCall, ends: Sequence[Ends], scratch: int) -> Round:
     """Return the round that brings the sums of hosts to the owners of parts, which fold them."""
     home = next(host for host, ranks in enumerate(call.hosts) if call.rank in ranks)
     place, nbytes = call.hosts[home].index(call.rank), len(call.hosts) * call.stride
-    sent, arrived = (scratch, nbytes), (scratch + call.exchanged, nbytes)
-    made, shelf = Round(sent, arrived, [], []), scratch + 2 * call.exchanged
+    sent, arrived = (scratch, nbytes), (scratch + call.exchange_bytes, nbytes)
+    made, shelf = Round(sent, arrived, [], []), scratch + 2 * call.exchange_bytes
     codes = zip(call.cut(sent[0]), call.cut(arrived[0]), strict=True)
     for parts, one, slot, (mine, others) in zip(call.arrays, ends, call.slots, codes, strict=True):
         for host, members in enumerate(call.hosts):
@@ -241,12 +242,12 @@ def _crossed(call: CodedCall, ends: Sequence[Ends], scratch: int) -> Round:
     return made
 
 
-def _gathered(call: CodedCall, ends: Sequence[Ends], scratch: int) -> Round:
+def _gather_round(call: CodedCall, ends: Sequence[Ends], scratch: int) -> Round:
     """Return the round that brings the codes of each rank's part to all ranks.
 
     Values and rests of ``ends`` are those of this rank's part.
     """
-    sent, arrived = (scratch, call.stride), (scratch + call.exchanged, call.nbytes)
+    sent, arrived = (scratch, call.stride), (scratch + call.exchange_bytes, call.nbytes)
     made = Round(sent, arrived, [], [])
     codes = zip(call.cut(sent[0]), call.cut(arrived[0]), strict=True)
     for parts, one, (own, every) in zip(call.arrays, ends, codes, strict=True):

@@ -57,7 +57,7 @@ class Parts(NamedTuple):
     @property
     def nbytes(self) -> int:
         """The bytes that the codes of a part take."""
-        return aligned(self.codec.nbytes(max(self.lengths)))
+        return align(self.codec.nbytes(max(self.lengths)))
 
     def begin(self, part: int) -> int:
         """Return the number of values in front of a part."""
@@ -120,12 +120,12 @@ class Parts(NamedTuple):
         )
 
 
-def corrected(count: int, values: Floats, velocities: int, momentum: float) -> Copy:
+def velocity_step(count: int, values: Floats, velocities: int, momentum: float) -> Copy:
     """Return the step that makes ``count`` velocities of a call, momentum u + x."""
     return ("correct", WHOLE_VALUES, 0, 0, count, *values, velocities, momentum)
 
 
-def aligned(nbytes: int) -> int:
+def align(nbytes: int) -> int:
     """Return the bytes up to the next place where codes may begin."""
     return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
 
@@ -178,7 +178,7 @@ class Residual:
         """Return whether this communicator's operations change it."""
         return self._native is native
 
-    def changed(self, mark: _core.DeviceMark) -> None:
+    def note_change(self, mark: _core.DeviceMark) -> None:
         """Note an operation that changes it."""
         self._changed = mark
         self.is_filled = True

@@ -71,12 +71,12 @@ class Copies:
         """Return memory that holds the elements in C order or wire form when the operation runs."""
         if view is not None and self.wire is not None and view.count:
             made = self._wire_memory(view, where, self.wire)
-            self.before.append(_converted("enter", view, made, self.wire))
+            self.before.append(_conversion("enter", view, made, self.wire))
             return made
         if view is None or view.contiguous or not view.count:
             return view
         packed = self._like(view, where)
-        self.before.append(_between("pack", view, packed))
+        self.before.append(_strided_copy("pack", view, packed))
         return packed
 
     def target(self, view: DeviceView | None, where: Where) -> DeviceView | None:
@@ -92,12 +92,12 @@ class Copies:
                 )
         if self.wire is not None:
             made = self._wire_memory(view, where, self.wire)
-            self.after.append(_converted("leave", view, made, self.wire))
+            self.after.append(_conversion("leave", view, made, self.wire))
             return made
         packed = self._like(view, where)
         # Elements that this rank does not write keep their values.
-        self.before.append(_between("pack", view, packed))
-        self.after.append(_between("unpack", view, packed))
+        self.before.append(_strided_copy("pack", view, packed))
+        self.after.append(_strided_copy("unpack", view, packed))
         return packed
 
     def fill(self, view: DeviceView | None, value: bytes) -> None:
@@ -133,7 +133,7 @@ def order_memory(native: _core.DeviceCommunicator, where: Where, stream: int) ->
         native.join(native.mark(current), stream)
 
 
-def _converted(kind: str, view: DeviceView, made: DeviceView, wire: Conversion) -> Copy:
+def _conversion(kind: str, view: DeviceView, made: DeviceView, wire: Conversion) -> Copy:
     item = ITEM_BYTES[view.dtype]
     shape, strides = view.shape, view.strides
     if strides is None:
@@ -142,6 +142,6 @@ def _converted(kind: str, view: DeviceView, made: DeviceView, wire: Conversion) 
     return (kind, made.address, item, *where, wire.dtype, wire.op, wire.ranks)
 
 
-def _between(kind: str, view: DeviceView, packed: DeviceView) -> Copy:
+def _strided_copy(kind: str, view: DeviceView, packed: DeviceView) -> Copy:
     strides = view.strides
     return (kind, packed.address, ITEM_BYTES[view.dtype], view.address, view.shape, strides)

@@ -26,7 +26,7 @@ from pycoll import _core
 from pycoll.arrays.device_view import DeviceView, Where
 from pycoll.bootstrap.discovery.host import process_token
 from pycoll.device.coded_rounds import CodedCall, Ends, Exchange
-from pycoll.device.device_codes import Floats, Kept, Residual, corrected, residual_for
+from pycoll.device.device_codes import Floats, Kept, Residual, residual_for, velocity_step
 from pycoll.device.device_copies import Conversion, Copies, Copy, conversion, order_memory
 from pycoll.device.device_messages import MessagePlans, rounds_of
 from pycoll.device.device_registry import DeviceRegistry
@@ -149,7 +149,7 @@ class Devices:
         the result get that value, whatever the operation computes.
         """
         source, target = ends
-        native = self._opened(source, target)
+        native = self._native_for(source, target)
         launch = Launch(prepared, counts, lanes, async_op, where)
         stream = where.handle()
         for view in (source, target):
@@ -184,7 +184,7 @@ class Devices:
         copies = Copies(self._conversion(prepared))
         parts, nbytes, count = [], 0, 0
         for source, target, where in members:
-            native = self._opened(source, target)
+            native = self._native_for(source, target)
             count += source.count
             if source.nbytes:
                 packed, result = copies.source(source, where), copies.target(target, where)
@@ -197,7 +197,7 @@ class Devices:
             parts = []  # the kernels for one array are faster
         where = members[0].where
         launch = Launch(prepared, [count], lanes, async_op, where)
-        stream, others = _joined(native, members)
+        stream, others = _join_streams(native, members)
         if copies.memory:
             order_memory(native, where, stream)
         mark = launch.run(native, (first[0], nbytes), (first[1], nbytes), copies, parts)
@@ -223,9 +223,9 @@ class Devices:
         ``kept``: the memory of each array's feedback; None without any.
         """
         for source, target, _ in members:
-            native = self._opened(source, target)
+            native = self._native_for(source, target)
         where = members[0].where
-        stream, others = _joined(native, members)
+        stream, others = _join_streams(native, members)
         if isinstance(call, SparseCall) and call.warms and native.capture_of(stream):
             raise InvalidArgumentError(
                 "feedback is in its warm-up, and a graph would send the density of this call in "
@@ -240,7 +240,7 @@ class Devices:
             given = _floats(values)
             if one is not None and one.momentum:
                 count, to = member.source.count, memory[1].address
-                corrections.append(corrected(count, given, to, one.momentum))
+                corrections.append(velocity_step(count, given, to, one.momentum))
                 given = memory[1]
             rests = memory[0].address if memory else 0
             masks = memory[1].address if one is not None and one.momentum and one.masking else 0
@@ -264,7 +264,7 @@ class Devices:
         if changed and native.capture_of(stream) == 0:
             end = mark if mark is not None else native.mark(stream)
             for one_memory in changed:
-                one_memory.changed(end)
+                one_memory.note_change(end)
         self._keep(where, async_op, native, mark, tuple(members), copies.memory)
         if mark is not None:
             return DeviceWork(native, mark, where, finish)
@@ -379,7 +379,7 @@ class Devices:
             if ordinal is None and view.count:
                 ordinal = view.ordinal
 
-    def _opened(self, source: Any, target: Any) -> _core.DeviceCommunicator:
+    def _native_for(self, source: Any, target: Any) -> _core.DeviceCommunicator:
         self.check(source, target)
         self._staging.check()
         if self._native is None:
@@ -422,7 +422,7 @@ class Devices:
         self, views: Sequence[DeviceView], exchange: Callable[[bytes], list[bytes]]
     ) -> list[tuple[int, bool]]:
         """Register arrays that peers may write to; see ``DeviceRegistry.enter``."""
-        native = self._opened(views[0], None)
+        native = self._native_for(views[0], None)
         for number, view in enumerate(views):
             self._check_device(view, f"arrays[{number}]")
         return self.registry.enter(native, views, exchange)
@@ -454,7 +454,9 @@ def _number(text: str) -> int:
     return int(hashlib.sha256(text.encode()).hexdigest()[:16], 16)
 
 
-def _joined(native: _core.DeviceCommunicator, members: Sequence[OnDevice]) -> tuple[int, set[int]]:
+def _join_streams(
+    native: _core.DeviceCommunicator, members: Sequence[OnDevice]
+) -> tuple[int, set[int]]:
     """Let the first member's stream wait for those of the others; return it, and them."""
     stream = members[0].where.handle()
     others = {one.where.handle() for one in members} - {stream}

@@ -31,10 +31,10 @@ def message_plan(
     must be in both lists and becomes a copy. The plan uses at most ``lanes`` lanes.
     """
     channels: list[Channel] = []
-    out = [_send(size, rank, peer, channels, number) for peer in _rotated(sends, rank, size)]
+    out = [_send(size, rank, peer, channels, number) for peer in _rotate(sends, rank, size)]
     back = [
         _recv(size, rank, peer, channels, number)
-        for peer in _rotated(recvs, rank, size)
+        for peer in _rotate(recvs, rank, size)
         if peer != rank
     ]
     rows, lane_count = _in_lanes(out, back, lanes)
@@ -43,7 +43,7 @@ def message_plan(
     )
 
 
-def _rotated(peers: Sequence[int], rank: int, size: int) -> list[int]:
+def _rotate(peers: Sequence[int], rank: int, size: int) -> list[int]:
     """Sort peers from the next rank on, so that ranks begin with different peers."""
     return sorted(peers, key=lambda peer: (peer - rank) % size)
 

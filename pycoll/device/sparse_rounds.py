@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from pycoll import _core
 from pycoll.device.coded_rounds import Ends, Round
-from pycoll.device.device_codes import FLOAT_BYTES, WHOLE_VALUES, Floats, aligned
+from pycoll.device.device_codes import FLOAT_BYTES, WHOLE_VALUES, Floats, align
 from pycoll.device.device_copies import Copy
 from pycoll.schedule.collectives import Collective
 from pycoll.types import DType
@@ -36,17 +36,17 @@ class Chosen(NamedTuple):
     @property
     def nbytes(self) -> int:
         """The bytes that the codes take."""
-        return aligned(_CODE_BYTES * self.number)
+        return align(_CODE_BYTES * self.number)
 
     @property
     def work(self) -> int:
         """The bytes of memory in which kernels look for the values."""
-        return aligned(_core.device_work_bytes(self.length)) if self.length else 0
+        return align(_core.device_work_bytes(self.length)) if self.length else 0
 
     @property
     def sums(self) -> int:
         """The bytes of the sums, where they are not made in the result."""
-        return 0 if self.dtype == DType.FLOAT32 else aligned(FLOAT_BYTES * self.length)
+        return 0 if self.dtype == DType.FLOAT32 else align(FLOAT_BYTES * self.length)
 
 
 class _Place(NamedTuple):
@@ -76,14 +76,14 @@ class SparseCall(NamedTuple):
         return sum(one.nbytes for one in self.arrays)
 
     @property
-    def exchanged(self) -> int:
+    def exchange_bytes(self) -> int:
         """The bytes of the exchange."""
         return self.size * self.stride
 
     @property
     def scratch(self) -> int:
         """The bytes of memory that the call needs apart from its arrays."""
-        return self.stride + self.exchanged + sum(one.work + one.sums for one in self.arrays)
+        return self.stride + self.exchange_bytes + sum(one.work + one.sums for one in self.arrays)
 
     def exchanges(self) -> Iterator[tuple[Collective, list[int]]]:
         """Yield the collective of bytes with its counts."""
@@ -91,8 +91,8 @@ class SparseCall(NamedTuple):
 
     def rounds(self, ends: Sequence[Ends], scratch: int) -> list[Round]:
         """Return the round. ``ends``: of each array. ``scratch``: the address of that memory."""
-        sent, arrived = (scratch, self.stride), (scratch + self.stride, self.exchanged)
-        work = arrived[0] + self.exchanged
+        sent, arrived = (scratch, self.stride), (scratch + self.stride, self.exchange_bytes)
+        work = arrived[0] + self.exchange_bytes
         nbytes = sum(one.work for one in self.arrays)
         places = list(self._places(ends, work, work + nbytes))
         made = Round(sent, arrived, [], [])
@@ -103,14 +103,14 @@ class SparseCall(NamedTuple):
             made.before.extend(_choose("count", phase, one, sent[0]) for one in places)
         for kind in ("tally", "gather"):
             made.before.extend(_choose(kind, 0, one, sent[0]) for one in places)
-        made.after.extend(_cleared(one) for one in places)
+        made.after.extend(_clear_step(one) for one in places)
         codes = [arrived[0] + rank * self.stride for rank in range(self.size)]
         for rank, begin in enumerate(codes):
             made.after.extend(_check(rank, one, begin) for one in places)
         for rank, begin in enumerate(codes):
             made.after.extend(_spread(rank, one, begin) for one in places)
         made.after.extend(
-            _finished(one, self.divisor) for one in places if self.divisor or one.array.sums
+            _finish_step(one, self.divisor) for one in places if self.divisor or one.array.sums
         )
         return [made]
 
@@ -131,7 +131,7 @@ def _choose(kind: str, phase: int, place: _Place, codes: int) -> Copy:
     return (*begin, *ends.values, ends.rests, ends.masks, place.work, array.length)
 
 
-def _cleared(place: _Place) -> Copy:
+def _clear_step(place: _Place) -> Copy:
     """Return the step that makes the sums 0: the sum of no rows."""
     return ("total", WHOLE_VALUES, 0, 0, place.array.length, 0, DType.FLOAT32, *place.sums, 0)
 
@@ -149,7 +149,7 @@ def _spread(rank: int, place: _Place, codes: int) -> Copy:
     return ("spread", rank, begin, array.number, address, place.work, array.length)
 
 
-def _finished(place: _Place, divisor: int) -> Copy:
+def _finish_step(place: _Place, divisor: int) -> Copy:
     """Return the step that divides the sums and rounds them to the result: a fold of one row."""
     ends = (*place.sums, *place.ends.result)
     return ("fold", WHOLE_VALUES, 0, 0, place.array.length, *ends, 1, 0, divisor)

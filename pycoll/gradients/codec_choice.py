@@ -39,7 +39,7 @@ class Allowed(NamedTuple):
         return bool(self.ways) and not self.is_choice
 
 
-def labelled(codecs: Sequence[Any]) -> dict[str, Codec]:
+def by_label(codecs: Sequence[Any]) -> dict[str, Codec]:
     """The codecs by short words that differ; raises InvalidArgumentError for what is no codec."""
     checked = Auto(list(codecs)).codecs
     words = [one.label for one in checked]
@@ -49,7 +49,7 @@ def labelled(codecs: Sequence[Any]) -> dict[str, Codec]:
     }
 
 
-def allowed(compress: Any, name: str = "compress") -> Allowed:
+def allowed_codecs(compress: Any, name: str = "compress") -> Allowed:
     """The codecs of an argument: None, a codec, an ``Auto``, or "auto".
 
     Raises InvalidArgumentError for anything else. ``name``: that of the argument.
@@ -59,7 +59,7 @@ def allowed(compress: Any, name: str = "compress") -> Allowed:
     if isinstance(compress, str) and compress == AUTO:
         compress = Auto()
     if isinstance(compress, Auto):
-        ways = {coded_way(label): one for label, one in labelled(compress.codecs).items()}
+        ways = {coded_way(label): one for label, one in by_label(compress.codecs).items()}
         return Allowed(ways, True, compress.every)
     if not isinstance(compress, Codec):
         raise InvalidArgumentError(
@@ -75,7 +75,7 @@ def check_codecs(
     """Raise InvalidArgumentError where these exclude codecs."""
     if compress is None:
         return
-    is_choice = allowed(compress).is_choice
+    is_choice = allowed_codecs(compress).is_choice
     if op not in ("sum", "avg"):
         raise InvalidArgumentError(
             f"op is {op!r} and compress is {compress!r}: codecs take 'sum' or 'avg'"

@@ -274,7 +274,7 @@ class _Mean:
                 self._memory /= self._size
 
 
-def saved(kept: Kept, entries: Sequence[Entry]) -> dict[str, Any]:
+def state_of(kept: Kept, entries: Sequence[Entry]) -> dict[str, Any]:
     """The state of a checkpoint: residuals and Q by the names of entries, and the step."""
     by_name = {
         field: {entries[n].name: one for n, one in arrays.items()}
@@ -283,8 +283,8 @@ def saved(kept: Kept, entries: Sequence[Entry]) -> dict[str, Any]:
     return {"form": FORM, "step": kept.step, **by_name}
 
 
-def loaded(state: Any, entries: Sequence[Entry]) -> Kept:
-    """The contents of a state that ``saved`` made, in arrays of their own.
+def load_state(state: Any, entries: Sequence[Entry]) -> Kept:
+    """The contents of a state that ``state_of`` made, in arrays of their own.
 
     A state of an earlier version has residuals only.
 

@@ -35,7 +35,7 @@ from pycoll.cost.selection import bytes_text, seconds_text
 from pycoll.cost.served_work import served_work
 from pycoll.errors import InvalidArgumentError
 from pycoll.gradients.chooser import decide
-from pycoll.gradients.codec_choice import labelled
+from pycoll.gradients.codec_choice import by_label
 from pycoll.gradients.coded_rates import coded_rate
 from pycoll.gradients.communication_plan import (
     A2A,
@@ -225,7 +225,7 @@ def compare(
     'ps'
     """
     _check(gradients, network, hosts, per_host, servers)
-    coded = _coded(gradients, network, hosts, per_host, codecs)
+    coded = _rates_with_codecs(gradients, network, hosts, per_host, codecs)
     ready = [0.0, *(one.ready_s for one in gradients)]
     passes_s = [(now - before) / 2 for before, now in itertools.pairwise(ready)]
     nbytes = sum(one.nbytes for one in gradients)
@@ -258,7 +258,7 @@ def compare(
     return Comparison(tuple(rows), computing_s, nbytes)
 
 
-def _coded(
+def _rates_with_codecs(
     gradients: Sequence[Gradient],
     network: Network,
     hosts: int,
@@ -269,7 +269,7 @@ def _coded(
     rates = rates_of(network, hosts, per_host)
     if not codecs:
         return rates
-    ways = {coded_way(label): codec for label, codec in labelled(codecs).items()}
+    ways = {coded_way(label): codec for label, codec in by_label(codecs).items()}
     found = []
     for way, codec in ways.items():
         rate = coded_rate(codec, network, hosts, per_host)

@@ -87,23 +87,23 @@ def measure(
 
     start_s = 0.0 if accelerated else _start_s(comm, memory, deterministic)
 
-    def overlapped(rate: Rate) -> Rate:
+    def with_start_cost(rate: Rate) -> Rate:
         return rate._replace(alpha=max(rate.alpha, start_s))
 
     rate = _rate(comm, memory, all_reduce)
     served = {name: _legs(comm, memory, name, deterministic) for name in push_pull_by}
     best = min(served, key=lambda name: served[name][0].rate.seconds(LENGTHS[-1]), default="")
-    legs = tuple(leg._replace(rate=overlapped(leg.rate)) for leg in served.get(best, ()))
+    legs = tuple(leg._replace(rate=with_start_cost(leg.rate)) for leg in served.get(best, ()))
     return Rates(
-        overlapped(rate),
-        overlapped(_rate(comm, memory, reduce_scatter)),
-        overlapped(_rate(comm, memory, all_gather)),
+        with_start_cost(rate),
+        with_start_cost(_rate(comm, memory, reduce_scatter)),
+        with_start_cost(_rate(comm, memory, all_gather)),
         0.0 if accelerated else _host_s(comm, memory, deterministic),
-        0.0 if accelerated else _slowed(comm, memory, rate, deterministic),
+        0.0 if accelerated else _slowdown(comm, memory, rate, deterministic),
         push_pull=legs,
         push_pull_by=best,
         holding=() if accelerated else held_up(codecs),
-        coded=tuple((name, overlapped(_coded_rate(comm, codec))) for name, codec in codecs),
+        coded=tuple((name, with_start_cost(_coded_rate(comm, codec))) for name, codec in codecs),
     )
 
 
@@ -118,11 +118,11 @@ def _coded_rate(comm: Any, codec: Codec) -> Rate:
     memory = np.random.default_rng(comm.rank).standard_normal(LENGTHS[-1] // 4).astype(np.float32)
     target = np.empty_like(memory)
 
-    def coded(part: Any) -> Callable[[], Any]:
+    def coded_call(part: Any) -> Callable[[], Any]:
         words: dict[str, Any] = {"compress": codec, "feedback": Feedback()}
         return lambda: comm.all_reduce(part, "sum", out=target[: len(part)], **words)
 
-    return _rate(comm, memory, coded)
+    return _rate(comm, memory, coded_call)
 
 
 def _legs(comm: Any, memory: Any, algorithm: str, deterministic: bool | None) -> _Legs:
@@ -139,12 +139,12 @@ def _legs(comm: Any, memory: Any, algorithm: str, deterministic: bool | None) ->
     lengths, each_s = _times(comm, memory, start, UNDER_WAY)
     _, alone_s = _times(comm, memory, start, 1)
     later_s = [one - each for one, each in zip(alone_s, each_s, strict=False)]
-    rate = fitted(lengths, each_s)
+    rate = fit_rate(lengths, each_s)
     return Stage(rate, (OUT,)), Stage(rate, (IN,), max(0.0, statistics.median(later_s)))
 
 
 def _rate(comm: Any, memory: Any, make: Callable[[Any], Callable[[], Any]]) -> Rate:
-    return fitted(*_times(comm, memory, make))
+    return fit_rate(*_times(comm, memory, make))
 
 
 def _times(
@@ -189,7 +189,7 @@ def _in_turns(
     return lambda: next(calls)()  # noqa: PLW0108  # the next call, not always the same one
 
 
-def _slowed(comm: Any, memory: Any, rate: Rate, deterministic: bool | None) -> float:
+def _slowdown(comm: Any, memory: Any, rate: Rate, deterministic: bool | None) -> float:
     """The share of a computation that is lost while long messages are under way, from 0 to 1.
 
     It is the median of several runs, on the rank where that is largest. The computation and the
@@ -207,7 +207,7 @@ def _slowed(comm: Any, memory: Any, rate: Rate, deterministic: bool | None) -> f
             np.add(work, 1, out=work)
 
     def both(times: int) -> None:
-        works = _started(comm, message, count, deterministic)
+        works = _start_messages(comm, message, count, deterministic)
         compute(times)
         for one in works:
             one.wait()
@@ -230,7 +230,7 @@ def _took(call: Callable[[], Any]) -> float:
     return time.perf_counter() - begin
 
 
-def _started(comm: Any, part: Any, count: int, deterministic: bool | None) -> list[Any]:
+def _start_messages(comm: Any, part: Any, count: int, deterministic: bool | None) -> list[Any]:
     """Start ``count`` messages. They run one after the other, since they use the same memory."""
     words = {"async_op": True, "deterministic": deterministic}
     return [comm.all_reduce(part, out=part, **words) for _ in range(count)]
@@ -247,7 +247,7 @@ def _start_s(comm: Any, memory: Any, deterministic: bool | None) -> float:
     found = []
     for _ in range(REPEATS + 1):
         begin = time.perf_counter()
-        works = _started(comm, one, MESSAGES, deterministic)
+        works = _start_messages(comm, one, MESSAGES, deterministic)
         while not works[-1].done():
             np.add(work, 1, out=work)
         found.append((time.perf_counter() - begin) / MESSAGES)
@@ -277,7 +277,7 @@ def _host_s(comm: Any, memory: Any, deterministic: bool | None) -> float:
             compute()
         return time.perf_counter() - begin
 
-    def overlapped() -> float:
+    def time_overlapped() -> float:
         begin = time.perf_counter()
         works = []
         for one in messages:
@@ -293,7 +293,7 @@ def _host_s(comm: Any, memory: Any, deterministic: bool | None) -> float:
     found = []
     for _ in range(REPEATS + 1):
         without = alone()
-        found.append((overlapped() - without) / len(messages))
+        found.append((time_overlapped() - without) / len(messages))
     # The first run includes one-time preparation and does not count.
     return _middle(comm, [max(0.0, float(np.median(found[1:])))])
 
@@ -329,7 +329,7 @@ def _middle(comm: Any, took: Sequence[float]) -> float:
     return float(comm.all_reduce(np.array([float(np.median(took))]), "max")[0])
 
 
-def fitted(lengths: Sequence[int], seconds: Sequence[float]) -> Rate:
+def fit_rate(lengths: Sequence[int], seconds: Sequence[float]) -> Rate:
     """Fit a line with the least squares of relative errors; alpha and beta are not negative.
 
     The arithmetic runs in a fixed order, since library solvers may differ in bits between hosts.

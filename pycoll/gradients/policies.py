@@ -152,10 +152,10 @@ def _wfbp(
     return Point(tuple(Group(n, n + 1, by[0]) for n in range(len(gradients))))
 
 
-def _fixed(
+def _fixed_point(
     policy: Policy, gradients: Sequence[Gradient], rates: Rates, by: tuple[str, ...]
 ) -> Point:
-    return Point(tuple(_filled(gradients, policy.bucket_bytes, Group(0, 0, by[0]))))
+    return Point(tuple(_fill_buckets(gradients, policy.bucket_bytes, Group(0, 0, by[0]))))
 
 
 def _mg_wfbp(
@@ -168,18 +168,18 @@ def _mg_wfbp(
 def _dear(
     policy: Policy, gradients: Sequence[Gradient], rates: Rates, by: tuple[str, ...]
 ) -> Point:
-    return Point(tuple(_filled(gradients, policy.bucket_bytes, Group(0, 0))), halves=True)
+    return Point(tuple(_fill_buckets(gradients, policy.bucket_bytes, Group(0, 0))), halves=True)
 
 
 def _bytescheduler(
     policy: Policy, gradients: Sequence[Gradient], rates: Rates, by: tuple[str, ...]
 ) -> Point:
     like = Group(0, 0, by[0], policy.partition_bytes)
-    groups = tuple(_filled(gradients, policy.merge_bytes, like))
+    groups = tuple(_fill_buckets(gradients, policy.merge_bytes, like))
     return Point(groups, credit_bytes=policy.credit_bytes)
 
 
-def _filled(gradients: Sequence[Gradient], bucket_bytes: int, like: Group) -> list[Group]:
+def _fill_buckets(gradients: Sequence[Gradient], bucket_bytes: int, like: Group) -> list[Group]:
     """Merge neighbours up to ``bucket_bytes``; a longer gradient is a group by itself.
 
     ``like``: a group with the other attributes.
@@ -383,7 +383,7 @@ def _kept(soonest: dict[float, _Way], most: int) -> list[_Way]:
 POLICIES: dict[str, Maker] = {
     "bsp": _bsp,
     "wfbp": _wfbp,
-    "fixed": _fixed,
+    "fixed": _fixed_point,
     "mg_wfbp": _mg_wfbp,
     "bytescheduler": _bytescheduler,
     "dear": _dear,

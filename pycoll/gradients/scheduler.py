@@ -30,8 +30,8 @@ import numpy as np
 from pycoll.errors import InvalidArgumentError, MismatchError, odd_ranks
 from pycoll.gradients.buckets import zeros
 from pycoll.gradients.chooser import Decision, decide
-from pycoll.gradients.codec_choice import allowed, check_codecs, check_device, picks
-from pycoll.gradients.coded_messages import CodedMessages, loaded, saved
+from pycoll.gradients.codec_choice import allowed_codecs, check_codecs, check_device, picks
+from pycoll.gradients.coded_messages import CodedMessages, load_state, state_of
 from pycoll.gradients.communication_plan import A2A, PS, CommunicationPlan, Rate, Rates, Stage
 from pycoll.gradients.layout import ITEM_BYTES_OF, Allocate, Entry, Layout
 from pycoll.gradients.measure import measure
@@ -116,7 +116,7 @@ class Scheduler:
         compress: Any = None,
     ) -> None:
         self.policy, given = method_of(policy, architecture)
-        self._codecs = allowed(compress)
+        self._codecs = allowed_codecs(compress)
         by = given or (AUTO if comm.servers and not self._codecs.is_fixed else A2A)
         self._architecture = by
         # The algorithm of all_reduce by architecture; None: the communicator's choice. Without
@@ -252,7 +252,7 @@ class Scheduler:
             if self._flushed or not self._open:
                 return
             if self._log is not None:
-                self._log.flushed()
+                self._log.note_flush()
             for number, arrived in enumerate(self._arrived):
                 if not arrived:
                     self._layout.views[number][...] = 0
@@ -275,7 +275,7 @@ class Scheduler:
             if self._log is None:
                 self._works[place].wait()
             else:
-                self._log.waited(self._works[place].wait)
+                self._log.note_wait(self._works[place].wait)
         if number is None:
             self._open = False
             if self._log is not None and self._observer is not None:
@@ -305,7 +305,7 @@ class Scheduler:
         """
         if self._open:
             raise InvalidArgumentError("state_dict() within a step: wait() ends it")
-        return saved(self._coded.kept(self._steps), self._entries)
+        return state_of(self._coded.kept(self._steps), self._entries)
 
     def load_state_dict(self, state: Any) -> None:
         """Go on from a ``state_dict``: add what was left out to the gradients of the next step.
@@ -316,7 +316,7 @@ class Scheduler:
         """
         if self._open:
             raise InvalidArgumentError("load_state_dict() within a step: wait() ends it")
-        kept = loaded(state, self._entries)
+        kept = load_state(state, self._entries)
         if not self._codecs.ways:
             return
         self._coded.load(kept)

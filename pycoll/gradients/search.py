@@ -115,7 +115,7 @@ def search(scene: Scene, starts: Sequence[Point], budget: int) -> Scored | None:
     found = []
     for place, start in enumerate(best):
         share = (end - scene.work) // (len(best) - place)
-        found.append(_climbed(scene, start, scene.work + share))
+        found.append(_climb(scene, start, scene.work + share))
     return min(found, key=lambda one: one.exposed_s, default=None)
 
 
@@ -124,7 +124,7 @@ def _begins_by(architecture: str, point: Point) -> bool:
     return not point.groups or point.groups[0].architecture == architecture
 
 
-def _climbed(scene: Scene, now: Scored, end: int) -> Scored:
+def _climb(scene: Scene, now: Scored, end: int) -> Scored:
     """Make moves that shorten the step until none is left, or until ``scene.work`` is ``end``."""
     better = True
     while better:

@@ -130,7 +130,7 @@ class _Thread:
         self._busy: list[tuple[float, float]] = []
         self._over = 0
 
-    def overlapped(self, begin_s: float, end_s: float) -> None:
+    def mark_busy(self, begin_s: float, end_s: float) -> None:
         """Mark the link busy from ``begin_s``, which is not in the past, to ``end_s``.
 
         Intervals come in the order of their begin. They may overlap.
@@ -217,7 +217,7 @@ def _ends(
                 free[other] = end
         ends[number] = end
         if slows and first is not None:
-            thread.overlapped(first, end)
+            thread.mark_busy(first, end)
         if holds:
             thread.wait(end)
     thread.work(step.backward_s - computed)

@@ -101,7 +101,7 @@ class StepLog:
         """Note that the values of an entry are ready."""
         self._ready.append((name, time.perf_counter()))
 
-    def flushed(self) -> None:
+    def note_flush(self) -> None:
         """Note the end of the backward pass."""
         self._flushed_s = time.perf_counter()
 
@@ -117,7 +117,7 @@ class StepLog:
         """Note an operation that the scheduler began to start at ``begin_s``."""
         self._sent.append((message, what, tuple(names), nbytes, begin_s, work))
 
-    def waited(self, wait: Callable[[], Any]) -> None:
+    def note_wait(self, wait: Callable[[], Any]) -> None:
         """Call ``wait`` and note its interval."""
         begin_s = time.perf_counter()
         wait()

@@ -55,7 +55,7 @@ def run(
     connections of the ranks.
     """
     join_limit_s(words)
-    chosen = _chosen(client, workers)
+    chosen = _choose_workers(client, workers)
     # A Nanny's restart or a worker that leaves must not bring a rank to another worker.
     pinned = {"pure": False, "allow_other_workers": False, "retries": 0}
     name = f"run-{secrets.token_hex(8)}"
@@ -104,7 +104,7 @@ def _watch(client: Any, futures: Sequence[Any], workers: Sequence[str]) -> None:
         raise error
 
 
-def _chosen(client: Any, workers: Sequence[str] | None) -> list[str]:
+def _choose_workers(client: Any, workers: Sequence[str] | None) -> list[str]:
     known = list(client.scheduler_info(n_workers=-1)["workers"])
     if workers is None:
         chosen = sorted(known, key=lambda worker: (urlsplit(worker).hostname or "", worker))

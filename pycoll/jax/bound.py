@@ -49,7 +49,7 @@ class How(NamedTuple):
         return given
 
 
-def chosen(comm: Communicator | None) -> Communicator:
+def communicator_of(comm: Communicator | None) -> Communicator:
     """Return the communicator, or the world for None.
 
     Raise InvalidArgumentError where a peer is a thread of this process, since its collectives would

@@ -14,7 +14,7 @@ from pycoll.comm.codecs import check_elements, coding_of, runs_itself
 from pycoll.comm.communicator import Communicator
 from pycoll.compress import PowerSGD, RandomK
 from pycoll.errors import InvalidArgumentError
-from pycoll.jax.bound import How, chosen, kind_of
+from pycoll.jax.bound import How, communicator_of, kind_of
 from pycoll.jax.primitive import collective, method
 from pycoll.ops import find_reduction
 from pycoll.schedule.collectives import Collective
@@ -61,7 +61,7 @@ def all_reduce(
 
     Example: ``mean = pycoll.jax.all_reduce(gradient, "avg")``
     """
-    how = How(Collective.ALL_REDUCE, chosen(comm), op, deterministic=deterministic)
+    how = How(Collective.ALL_REDUCE, communicator_of(comm), op, deterministic=deterministic)
     return _run(how, jnp.asarray(x), compress, residual, step)
 
 
@@ -90,7 +90,7 @@ def reduce_scatter(
 
     Example: ``mine = pycoll.jax.reduce_scatter(gradient)``
     """
-    value, comm = jnp.asarray(x), chosen(comm)
+    value, comm = jnp.asarray(x), communicator_of(comm)
     need_axis(value.shape, "reduce_scatter")
     rows = tuple(shares(value.shape[0], comm.size))
     how = How(Collective.REDUCE_SCATTER, comm, op, rows=rows, deterministic=deterministic)
@@ -126,7 +126,7 @@ def all_gather(
 
     Example: ``rows = pycoll.jax.all_gather(x, lengths=[3, 1])``
     """
-    value, comm = jnp.asarray(x), chosen(comm)
+    value, comm = jnp.asarray(x), communicator_of(comm)
     need_axis(value.shape, "all_gather")
     length = value.shape[0]
     rows = check_rows([length] * comm.size if lengths is None else lengths, "lengths", comm.size)
@@ -164,7 +164,7 @@ def broadcast(
 
     Example: ``weights = pycoll.jax.broadcast(weights)``
     """
-    comm = chosen(comm)
+    comm = communicator_of(comm)
     if isinstance(root, bool) or not isinstance(root, int) or not 0 <= root < comm.size:
         raise InvalidArgumentError(f"root is {root!r}: expected a rank from 0 to {comm.size - 1}")
     how = How(Collective.BROADCAST, comm, root=root)

@@ -150,12 +150,12 @@ def _batch_method(arguments: Any, dims: Any, *, how: How) -> tuple[Any, Any]:
     )
     place = _place_of(how, 0)
 
-    def moved(one: Any, dim: Any) -> Any:
+    def move_axis(one: Any, dim: Any) -> Any:
         if dim is None:
             return jax.numpy.repeat(jax.numpy.expand_dims(one, place), length, place)
         return jax.numpy.moveaxis(one, dim, place)
 
-    given = [moved(x, dims[0]), *(moved(one, dims[1]) for one in kept[:1]), *kept[1:]]
+    given = [move_axis(x, dims[0]), *(move_axis(one, dims[1]) for one in kept[:1]), *kept[1:]]
     found = method(how, *given)
     return found, [place] * len(found)
 

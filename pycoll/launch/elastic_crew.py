@@ -103,7 +103,7 @@ class ElasticCrew(Crew):
         ended = (rank.number for rank in self._ranks if rank.status is not None)
         local = next(ended, len(self._ranks))
         self._numbers[local] = number
-        rank = self._started(local)
+        rank = self._start_rank(local)
         if local < len(self._ranks):
             self._ranks[local].release()
             self._ranks[local] = rank

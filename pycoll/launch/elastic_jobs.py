@@ -214,7 +214,7 @@ class ElasticJob:
         if self._finishing and fresh:
             self._stop(fresh)
             return
-        chosen = self._chosen()
+        chosen = self._choose_ranks()
         too_many = self._usable() < len(living)
         if placed and (too_many or any(number in self._asking for number in fresh)):
             self._ask_anew()
@@ -285,7 +285,7 @@ class ElasticJob:
                 host.living.update(started)
                 host.send({"start": started})
 
-    def _chosen(self) -> list[int]:
+    def _choose_ranks(self) -> list[int]:
         """Return the ranks of the next world, in order.
 
         The ranks of a host stand together, and those of the last world come first on their host.

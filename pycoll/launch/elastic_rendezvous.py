@@ -132,12 +132,12 @@ class ElasticRendezvous:
             if not piece or len(data) > LINE_BYTES_MAX:
                 self._lose(sock)
             elif data.endswith(b"\n"):
-                self._asked(sock, bytes(data))
+                self._take_question(sock, bytes(data))
                 data.clear()
 
         return read
 
-    def _asked(self, sock: socket.socket, question: bytes) -> None:
+    def _take_question(self, sock: socket.socket, question: bytes) -> None:
         try:
             words = json_object(read_json(question), {"member": int, "pid": int})
         except ValueError:

@@ -37,13 +37,13 @@ def _outcome_of(folder: str, rank: str) -> tuple[str, bytes | None]:
         text = "".join(traceback.format_exception(error))
         return f"the function failed on rank {rank}:\n{text}", _packed_or_none(error)
     try:
-        return "", _packed(result)
+        return "", _pack(result)
     except Exception as error:
         text = "".join(traceback.format_exception(error))
         return f"the result of rank {rank} cannot be pickled:\n{text}", _packed_or_none(error)
 
 
-def _packed(value: Any) -> bytes:
+def _pack(value: Any) -> bytes:
     try:
         import cloudpickle
     except ImportError:
@@ -53,7 +53,7 @@ def _packed(value: Any) -> bytes:
 
 def _packed_or_none(error: Exception) -> bytes | None:
     try:
-        return _packed(error)
+        return _pack(error)
     except Exception:
         return None
 

@@ -61,13 +61,13 @@ def run(
     given = _checked_args(args), _checked_kwargs(kwargs)
     ranks = None if np is None else _whole("np", np, RANKS_MAX)
     options = HostsOptions(
-        hosts=_placed(hosts, ranks),
+        hosts=_host_slots(hosts, ranks),
         ssh_port=None if ssh_port is None else _whole("ssh_port", ssh_port, _PORT_MAX),
         identity=_path("ssh_identity_file", ssh_identity_file),
         start_timeout_s=_seconds("start_timeout", start_timeout),
         interfaces=_names("network_interfaces", network_interfaces),
     )
-    call = _pickled(function, *given)
+    call = _pickle(function, *given)
     outcomes: dict[int, bytes] = {}
     if hosts is None:
         size = 1 if ranks is None else ranks
@@ -141,7 +141,7 @@ def _names(name: str, given: Any) -> tuple[str, ...]:
     return tuple(one.strip() for one in names)
 
 
-def _placed(hosts: Any, ranks: int | None) -> list[HostSlots]:
+def _host_slots(hosts: Any, ranks: int | None) -> list[HostSlots]:
     """Return the hosts with the number of their ranks; none for ranks on this machine."""
     if hosts is None:
         return []
@@ -150,7 +150,7 @@ def _placed(hosts: Any, ranks: int | None) -> list[HostSlots]:
     return place_ranks(parse_hosts(hosts), ranks)
 
 
-def _pickled(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+def _pickle(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
     if not callable(function):
         raise InvalidArgumentError(
             f"function is a {type(function).__name__}: expected something to call"

@@ -114,7 +114,7 @@ def _run(order: Mapping[str, Any], go: Any, listener: socket.socket | None, conf
     )
     met = threading.Event()
 
-    def started() -> None:
+    def report_start() -> None:
         met.set()
         # From now on the launcher sends its pulse.
         write_note(order["mark"], {"started": True})
@@ -141,7 +141,7 @@ def _run(order: Mapping[str, Any], go: Any, listener: socket.socket | None, conf
             node=node,
             output_folder=order["output_folder"],
             control=0,
-            started=started,
+            started=report_start,
             # The launcher asks node 0 alone how the job goes, so it has to know that node 0 runs.
             heard=heard if go["node"] == 0 else None,
             ended=lambda verdict: write_note(order["mark"], {"verdict": verdict._asdict()}),

@@ -29,7 +29,7 @@ class HostSlots(NamedTuple):
 def parse_hosts(text: str) -> list[HostSlots]:
     """Parse "host:slots,host:slots"; a host without slots has one. Raises InvalidArgumentError."""
     found = [_host_of(word.strip(), f"hosts={text!r}") for word in text.split(",")]
-    return _checked(found, f"hosts={text!r}")
+    return _check_hosts(found, f"hosts={text!r}")
 
 
 def read_hostfile(path: str) -> list[HostSlots]:
@@ -47,7 +47,7 @@ def read_hostfile(path: str) -> list[HostSlots]:
         words = line.partition("#")[0].split()
         if words:
             found.append(parse_line(words, f"hostfile={path!r}, line {number}"))
-    return _checked(found, f"hostfile={path!r}")
+    return _check_hosts(found, f"hostfile={path!r}")
 
 
 def parse_line(words: Sequence[str], where: str, least: int = 1) -> HostSlots:
@@ -90,7 +90,7 @@ def _slots_of(count: str, where: str, least: int) -> int:
     return int(count)
 
 
-def _checked(hosts: list[HostSlots], where: str) -> list[HostSlots]:
+def _check_hosts(hosts: list[HostSlots], where: str) -> list[HostSlots]:
     if not hosts:
         raise InvalidArgumentError(f"{where}: it names no host")
     names = [host.name for host in hosts]

@@ -35,7 +35,7 @@ from pycoll.launch.host_notes import NoteFilter, control_line, new_mark, write_o
 from pycoll.launch.node_meeting import START_S, Verdict, compare_versions
 from pycoll.launch.rank_crew import KILL_S, SIGNAL_GRACE_S
 from pycoll.launch.rank_output import RankOutput
-from pycoll.launch.signals import signals_caught, terminal_stop_ignored
+from pycoll.launch.signals import ignore_terminal_stop, signals_caught
 
 #: Seconds from the first agent that fails to start until the launcher gives up the others.
 _MORE_FAILURES_S = 1.0
@@ -203,7 +203,7 @@ class HostsJob:
             )
         self._options, self._work, self._results = options, work, results
         self._secret = secrets.token_hex(32)
-        self._environment = {**carried(os.environ, options), **work.environment}
+        self._environment = {**forwarded_variables(os.environ, options), **work.environment}
         self._machines: dict[str, str] = {}
         self._mark = new_mark()
         self._agents: list[HostAgent] = []
@@ -222,7 +222,7 @@ class HostsJob:
     def __enter__(self: _Job) -> _Job:
         self._undo.callback(self._selector.close)
         self._undo.enter_context(signals_caught(self._selector, self.signals))
-        self._undo.enter_context(terminal_stop_ignored())
+        self._undo.enter_context(ignore_terminal_stop())
         try:
             for number, host in enumerate(self._options.hosts):
                 self._start(host, number == 0)
@@ -490,7 +490,7 @@ class HostsJob:
             self._due = [(hard, HostAgent.let_go), (hard + KILL_S, _kill)]
 
 
-def carried(environ: Mapping[str, str], options: HostsOptions) -> dict[str, str]:
+def forwarded_variables(environ: Mapping[str, str], options: HostsOptions) -> dict[str, str]:
     """Return the variables that the agents and ranks of all hosts get. Raises InvalidArgumentError
     for a name in ``options.variables`` that is not set."""
     found = {

@@ -25,7 +25,7 @@ from pycoll.bootstrap.discovery.torch_variables import (
     Meeting,
     Share,
     TorchPlaces,
-    inherited,
+    inherited_variables,
 )
 from pycoll.bootstrap.rendezvous.store_server import StoreServer
 from pycoll.config import RANKS_MAX, Config
@@ -59,7 +59,7 @@ def launch(options: LaunchOptions) -> int:
             f"the servers are at most {RANKS_MAX}"
         )
     check_combination(options.restarts, options.tolerate, options.servers, options.elastic)
-    environment = inherited(os.environ) | dict(options.environment)
+    environment = inherited_variables(os.environ) | dict(options.environment)
     if options.timeout_s is not None:
         environment["PYCOLL_TIMEOUT_S"] = f"{options.timeout_s:g}"
     config = Config.read(environment)

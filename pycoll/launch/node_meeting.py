@@ -400,7 +400,7 @@ def meet_nodes(
             "store_port": ports[0],
             "torch_ports": list(ports[1]),
         }
-        link = NodeLink(exchange, options, _agreed(exchange, facts))
+        link = NodeLink(exchange, options, _agree_on_facts(exchange, facts))
         if share.tolerate:
             link.tolerate(share.tolerate)
     except BaseException:
@@ -425,7 +425,7 @@ def enter_meeting(options: NodeOptions, deadline: Deadline) -> StoreExchange:
     return join_store(options.address, *place, options.node, options.nodes, deadline, party=NODES)
 
 
-def _agreed(exchange: StoreExchange, mine: dict[str, Any]) -> list[dict[str, Any]]:
+def _agree_on_facts(exchange: StoreExchange, mine: dict[str, Any]) -> list[dict[str, Any]]:
     """Exchange the facts and check those of all nodes. Every node finds the same fault."""
     blobs = exchange.all_gather(json.dumps(mine).encode())
     found: list[dict[str, Any]] = []

@@ -27,7 +27,7 @@ from pycoll.launch.host_notes import read_control
 from pycoll.launch.node_meeting import NodeLink, NodeOptions, Verdict
 from pycoll.launch.rank_output import RankOutput
 from pycoll.launch.rank_process import Piped, RankProcess, Streams, own_python
-from pycoll.launch.signals import signals_caught, terminal_stop_ignored
+from pycoll.launch.signals import ignore_terminal_stop, signals_caught
 
 #: Seconds that the other ranks have to notice and report the failure of a rank themselves.
 GRACE_S = 2.5
@@ -147,7 +147,7 @@ class Crew:
         self._undo.enter_context(signals_caught(self._selector, self._signals))
         if self._link is not None:
             self._selector.register(self._link, selectors.EVENT_READ, self._hear)
-            self._undo.enter_context(terminal_stop_ignored())
+            self._undo.enter_context(ignore_terminal_stop())
         if self._options.control is not None:
             control = self._options.control
             self._silent_at = time.monotonic() + SILENCE_S
@@ -184,7 +184,7 @@ class Crew:
     def _begin(self) -> None:
         """Start the first ranks."""
         for number in range(self._options.total):
-            self._ranks.append(self._started(number))
+            self._ranks.append(self._start_rank(number))
 
     def _label(self, number: int) -> int:
         """Return the number that reports give the rank, its rank in the job."""
@@ -197,7 +197,7 @@ class Crew:
             return {**place, "PYCOLL_ROLE": "server"}
         return place | self._torch.next_of(number)
 
-    def _started(self, number: int) -> RankProcess:
+    def _start_rank(self, number: int) -> RankProcess:
         assert self._guard is not None and self._guard.stdin is not None
         prefix = self._options.prefix
         environment = {**self._environment, **self._place_of(number)}
@@ -507,7 +507,7 @@ class Crew:
     def _replace(self, rank: RankProcess) -> None:
         """Start a failed rank again. The others notice its end and join with the new process."""
         self._restarts -= 1
-        self._ranks[rank.number] = self._started(rank.number)
+        self._ranks[rank.number] = self._start_rank(rank.number)
         if not self._options.quiet:
             say(f"{self._failure_of(rank)}, and was started again")
         rank.release()

@@ -50,7 +50,7 @@ def signals_caught(selector: selectors.BaseSelector, caught: list[int]) -> Itera
 
 
 @contextlib.contextmanager
-def terminal_stop_ignored() -> Iterator[None]:
+def ignore_terminal_stop() -> Iterator[None]:
     """Within the context Ctrl-Z does nothing: a launcher that stands still sends no pulse. Children
     keep the default, since a handler ends with exec."""
     if threading.current_thread() is not threading.main_thread():

@@ -37,13 +37,13 @@ def check(arrays: Sequence[tuple[str, Any]]) -> list[list[Any]]:
     return facts
 
 
-def copied(array: Any) -> Any:
+def copy_of(array: Any) -> Any:
     """A copy; the array itself where it has no method for that, as a number of Python."""
     copy = getattr(array, "clone", None) or getattr(array, "copy", None)
     return array if copy is None else copy()
 
 
-def widened(array: Any) -> Any:
+def widen(array: Any) -> Any:
     """A float32 copy of an array of float16 or bfloat16; other arrays themselves."""
     if str(getattr(array, "dtype", "")).removeprefix("torch.") not in _HALVES:
         return array
@@ -52,7 +52,7 @@ def widened(array: Any) -> Any:
     return array.to(sys.modules["torch"].float32)
 
 
-def converted(array: Any, like: Any) -> Any:
+def convert_like(array: Any, like: Any) -> Any:
     """``array`` in the dtype and, for NumPy, the class of ``like``."""
     dtype = getattr(like, "dtype", None)
     if isinstance(like, np.ndarray):
@@ -63,7 +63,7 @@ def converted(array: Any, like: Any) -> Any:
     return array.astype(dtype) if hasattr(array, "astype") else array.to(dtype)
 
 
-def mixed(local: Any, common: Any, mix: float) -> Any:
+def mix_values(local: Any, common: Any, mix: float) -> Any:
     """``mix`` parts of the local values and 1 - mix of the common ones, in the local dtype.
 
     With 0 the result is a copy of the common values; with 1 it is the local array itself.
@@ -71,9 +71,9 @@ def mixed(local: Any, common: Any, mix: float) -> Any:
     if mix == 1:
         return local
     if mix == 0:
-        result = converted(common, local)
-        return copied(common) if result is common else result
-    return converted(widened(local) * mix + common * (1 - mix), local)
+        result = convert_like(common, local)
+        return copy_of(common) if result is common else result
+    return convert_like(widen(local) * mix + common * (1 - mix), local)
 
 
 def ranges(counts: Sequence[int], fragments: int) -> list[range]:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pycoll.gradients.scheduler import need_alike
-from pycoll.local_updates.array_values import widened
+from pycoll.local_updates.array_values import widen
 from pycoll.local_updates.local_state import LocalState
 
 
@@ -65,7 +65,7 @@ def _from_root(arrays: Sequence[Any], state: LocalState, comm: Any, root: int, e
     mine = (state.numbers(), present, state.factors, extra) if is_root else None
     numbers, present, factors, extra = comm.broadcast_object(mine, root)
     # Every rank broadcasts arrays of equal shapes and types; only the root's values count.
-    wide = [widened(one) for one in arrays]
+    wide = [widen(one) for one in arrays]
     moved = [_start(comm, list(arrays), [True] * len(arrays), root)]
     moved += [
         _start(comm, own[name] if is_root else wide, there, root) for name, there in present.items()

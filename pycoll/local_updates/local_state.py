@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from pycoll.compress import Feedback
 from pycoll.errors import InvalidArgumentError
-from pycoll.local_updates.array_values import copied
+from pycoll.local_updates.array_values import copy_of
 from pycoll.local_updates.schedules import Round
 
 #: The version of the form in checkpoints.
@@ -205,4 +205,4 @@ class LocalState:
 
 
 def _copy(array: Any) -> Any:
-    return None if array is None else copied(array)
+    return None if array is None else copy_of(array)

@@ -47,7 +47,7 @@ def LocalSGD(  # noqa: N802  # the name of the method
         loss.backward()
         optimizer.step()
     """
-    return _wrapped(optimizer, LocalUpdates(every), comm)
+    return _wrap(optimizer, LocalUpdates(every), comm)
 
 
 def SlowMo(  # noqa: N802  # the name of the method
@@ -79,7 +79,7 @@ def SlowMo(  # noqa: N802  # the name of the method
         optimizer = pycoll.optim.SlowMo(torch.optim.SGD(model.parameters(), 0.1), every=16)
     """
     outer = Outer(lr, momentum, in_inner_rate=True)
-    return _wrapped(optimizer, LocalUpdates(every, outer), comm)
+    return _wrap(optimizer, LocalUpdates(every, outer), comm)
 
 
 def DiLoCo(  # noqa: N802  # the name of the method
@@ -120,16 +120,16 @@ def DiLoCo(  # noqa: N802  # the name of the method
     """
     given = {"lr": 0.7, "momentum": 0.9, "nesterov": True} if outer is None else outer
     updates = LocalUpdates(every, given, fragments, delay, mix, compress)
-    return _wrapped(optimizer, updates, comm)
+    return _wrap(optimizer, updates, comm)
 
 
-def _wrapped(optimizer: Any, updates: LocalUpdates, comm: Any) -> Any:
+def _wrap(optimizer: Any, updates: LocalUpdates, comm: Any) -> Any:
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(optimizer, torch.optim.Optimizer):
         raise InvalidArgumentError(
             f"optimizer is a {type(optimizer).__name__}: expected an optimizer of torch; for "
             "arrays of NumPy, JAX and others use pycoll.optim.LocalUpdates"
         )
-    from pycoll.local_updates.torch_optimizer import wrapped
+    from pycoll.local_updates.torch_optimizer import wrap
 
-    return wrapped(optimizer, updates, comm)
+    return wrap(optimizer, updates, comm)

@@ -15,7 +15,7 @@ from pycoll.local_updates.updates import LocalUpdates
 ENTRY = "local_updates"
 
 
-def wrapped(optimizer: torch.optim.Optimizer, updates: LocalUpdates, comm: Any) -> Any:
+def wrap(optimizer: torch.optim.Optimizer, updates: LocalUpdates, comm: Any) -> Any:
     """A new object of a class derived from the optimizer's; it shares all attributes."""
     base = type(optimizer)
     _check(optimizer, updates)
@@ -102,7 +102,7 @@ class LocallyUpdated:
             )
         inner: Any = super().step  # type: ignore[misc]  # the next base is the optimizer's class
         if self._updates.reduces_gradients(state):
-            told = self._evaluated(closure)
+            told = self._evaluate(closure)
             self._average_gradients(state)
             inner()
         else:
@@ -237,7 +237,7 @@ class LocallyUpdated:
         return state.mapped(lambda number, one: one.to(arrays[number].device))
 
     @staticmethod
-    def _evaluated(closure: Callable[[], Any] | None) -> Any:
+    def _evaluate(closure: Callable[[], Any] | None) -> Any:
         if closure is None:
             return None
         with torch.enable_grad():

@@ -11,7 +11,14 @@ import numpy as np
 from pycoll.compress import Codec, Feedback
 from pycoll.errors import InvalidArgumentError
 from pycoll.gradients.structures import leaves, rebuilt
-from pycoll.local_updates.array_values import check, converted, copied, mixed, ranges, widened
+from pycoll.local_updates.array_values import (
+    check,
+    convert_like,
+    copy_of,
+    mix_values,
+    ranges,
+    widen,
+)
 from pycoll.local_updates.levelling import Met, meet
 from pycoll.local_updates.local_state import LocalState, Pending
 from pycoll.local_updates.outer_step import Outer, outer_of
@@ -238,7 +245,7 @@ class LocalUpdates:
         met = meet(arrays, given, comm, facts, extra)
         found = met.state
         if found.anchors is None and not self._outer.averages:
-            found = self._anchored(met.arrays, found)
+            found = self._with_anchors(met.arrays, found)
         if found.pending is not None:
             found = self._sent_again(found)
         return met._replace(state=found)
@@ -256,7 +263,7 @@ class LocalUpdates:
         if state.step < start:
             after = replace(state, step=state.step + 1, begun=state.step + 1, rates=rates)
             after = replace(after, last_sent=(after.step,) * self.fragments, ended=after.step)
-            return self._anchored(arrays, after) if after.step == start else after
+            return self._with_anchors(arrays, after) if after.step == start else after
         losses = state.losses
         if self._schedule.needs_loss:
             if loss is None:
@@ -273,7 +280,7 @@ class LocalUpdates:
             return now, state
         while True:
             if state.pending is not None and state.step >= state.pending.due:
-                now, state = self._applied(now, state, self.mix)
+                now, state = self._apply_pending(now, state, self.mix)
             elif state.fragment == self.fragments:
                 state = self._next_round(state)
             elif state.pending is None and state.step >= self._due(state):
@@ -291,13 +298,13 @@ class LocalUpdates:
         if state.step < self._schedule.gradient_steps:
             return now, state
         if state.pending is not None:
-            now, state = self._applied(now, state, self.mix)
+            now, state = self._apply_pending(now, state, self.mix)
         for fragment, last in enumerate(state.last_sent):
             if state.step > last or (self.mix and state.anchors is None):
-                now, state = self._applied(now, self._sent(now, state, fragment, 0), 0)
+                now, state = self._apply_pending(now, self._sent(now, state, fragment, 0), 0)
             elif self.mix and state.anchors is not None:
                 for number in self._range(now, fragment):
-                    now[number] = mixed(now[number], state.anchors[number], 0)
+                    now[number] = mix_values(now[number], state.anchors[number], 0)
         state = replace(state, ended=state.step)
         if state.step == state.begun:
             return now, state
@@ -325,7 +332,7 @@ class LocalUpdates:
     def _first_state(self) -> LocalState:
         return LocalState(round=self._schedule.first_round(), last_sent=(0,) * self.fragments)
 
-    def _anchored(self, arrays: Sequence[Any], state: LocalState) -> LocalState:
+    def _with_anchors(self, arrays: Sequence[Any], state: LocalState) -> LocalState:
         """The state with copies of these parameters as the common ones, where it needs any."""
         if self._outer.averages or state.step < self._schedule.gradient_steps:
             return state
@@ -358,9 +365,9 @@ class LocalUpdates:
         for number in self._range(arrays, fragment):
             one = arrays[number]
             if state.anchors is not None:
-                share[number] = state.anchors[number] - widened(one)
+                share[number] = state.anchors[number] - widen(one)
             else:
-                share[number] = _wide_copy(one) if delay else widened(one)
+                share[number] = _wide_copy(one) if delay else widen(one)
         last_sent = list(state.last_sent)
         last_sent[fragment] = state.step
         return self._sent_again(
@@ -405,7 +412,7 @@ class LocalUpdates:
                 feedback.keep_factor(factor, place)
         return feedback
 
-    def _applied(
+    def _apply_pending(
         self, arrays: Sequence[Any], state: LocalState, mix: float
     ) -> tuple[list[Any], LocalState]:
         """Wait for the pending fragment and apply it; all of it, or nothing after an error."""
@@ -423,9 +430,9 @@ class LocalUpdates:
                 rate = state.rates[number] if state.rates else 1.0
                 moved = self._outer.step(anchors[number], common, velocities[number], rate)
                 like = anchors[number]
-                common = anchors[number] = converted(moved[0], like)
-                velocities[number] = None if moved[1] is None else converted(moved[1], like)
-            now[number] = mixed(now[number], common, mix)
+                common = anchors[number] = convert_like(moved[0], like)
+                velocities[number] = None if moved[1] is None else convert_like(moved[1], like)
+            now[number] = mix_values(now[number], common, mix)
         state = _with_residuals(state, pending)
         ended = state.step if pending.fragment == self.fragments - 1 else state.ended
         return now, replace(
@@ -475,5 +482,5 @@ def _with_residuals(state: LocalState, pending: Pending) -> LocalState:
 
 def _wide_copy(array: Any) -> Any:
     """A copy of a parameter, float32 for 16-bit types."""
-    wide = widened(array)
-    return copied(array) if wide is array else wide
+    wide = widen(array)
+    return copy_of(array) if wide is array else wide

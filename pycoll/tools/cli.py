@@ -773,16 +773,16 @@ def timeline(
         if picture is not None:
             check_picture(picture)
         paths = timelines.siblings(files[0]) if len(files) == 1 else list(files)
-        events = timelines.merged(paths)
+        events = timelines.merge(paths)
         timelines.write(target, events)
         ranks = len(paths)
         last_s = max(float(event["ts"]) for event in events) / 1e6
         click.echo(f"{target}: {len(events)} events of {ranks} rank(s), {last_s:.3f} s")
-        steps = overlaps.seen(events)
+        steps = overlaps.steps_of(events)
         for line in overlaps.lines_of(steps):
             click.echo(line)
         if picture is not None:
-            overlaps.plot(picture, overlaps.chosen(steps, step))
+            overlaps.plot(picture, overlaps.choose_step(steps, step))
             click.echo(f"picture: {picture}")
     except PycollError as error:
         raise _fail(error) from error

@@ -54,7 +54,7 @@ class Question:
         return Collective[self.collective.upper()]
 
     @property
-    def moved(self) -> int:
+    def message_bytes(self) -> int:
         """The message in bytes; 0 for a barrier."""
         return 0 if self.kind is Collective.BARRIER else self.nbytes
 
@@ -91,7 +91,7 @@ class Question:
             return here
         return here.with_ranks_per_core(self.ranks / core_count())
 
-    def asked(self) -> Asked | None:
+    def forecast_request(self) -> Asked | None:
         """The world of a forecast; None if no forecast is requested."""
         if self.local_size is None and self.picture is None:
             return None
@@ -106,7 +106,7 @@ class Question:
                 f"not divide by {self.hosts} hosts; give --local-size"
             )
         local = self.ranks // self.hosts
-        return Asked(self.kind, self.hosts, local, self.moved, self.domains)
+        return Asked(self.kind, self.hosts, local, self.message_bytes, self.domains)
 
 
 def explanation(question: Question) -> str:
@@ -118,11 +118,11 @@ def explanation(question: Question) -> str:
     if question.measured:
         check_measurable(question)
     coded = codec_texts(question)
-    asked, parameters = question.asked(), question.parameters()
+    asked, parameters = question.forecast_request(), question.parameters()
     if question.picture is not None:
         check_picture(question.picture)
     found = None if asked is None else forecast(asked, parameters)
-    kind, topology, nbytes = question.kind, question.topology, question.moved
+    kind, topology, nbytes = question.kind, question.topology, question.message_bytes
     name = question.algorithm
     memory = question.memory
     text = explain_text(
@@ -148,7 +148,7 @@ def codec_texts(question: Question) -> list[str]:
     """
     if not question.compress:
         return []
-    from pycoll.comm.codecs import modelled
+    from pycoll.comm.codecs import model_codec
     from pycoll.cost.codec_costs import coded_text
     from pycoll.tools.codec_words import codec_of
 
@@ -164,10 +164,15 @@ def codec_texts(question: Question) -> list[str]:
                 f"--compress excludes {word}: the choice with a codec is that of the model, and "
                 "codes pass no servers"
             )
-    kind, nbytes, parameters = question.kind, question.moved, question.parameters()
+    kind, nbytes, parameters = question.kind, question.message_bytes, question.parameters()
     return [
         coded_text(
-            kind, question.topology, nbytes, repr(codec), modelled(kind, nbytes, codec), parameters
+            kind,
+            question.topology,
+            nbytes,
+            repr(codec),
+            model_codec(kind, nbytes, codec),
+            parameters,
         )
         for codec in map(codec_of, question.compress)
     ]
@@ -187,9 +192,9 @@ def check_measurable(question: Question) -> None:
 
 def comparison(question: Question) -> Iterator[str]:
     """Predicted and measured times on this machine, line by line."""
-    from pycoll.tools.tune.machine_links import predicted_and_measured
+    from pycoll.tools.tune.machine_links import comparison_lines
 
-    yield from predicted_and_measured(
+    yield from comparison_lines(
         question.collective,
         question.ranks,
         question.nbytes,
@@ -207,5 +212,6 @@ def _plan_text(question: Question, algorithm: str, rank: int) -> str:
     size = question.topology.size
     if rank >= size:
         raise InvalidArgumentError(f"rank is {rank}, it must be below size, which is {size}")
-    plan = plan_bytes(question.collective, size, rank, question.moved, question.topology, algorithm)
+    nbytes = question.message_bytes
+    plan = plan_bytes(question.collective, size, rank, nbytes, question.topology, algorithm)
     return str(_core.Plan(plan))

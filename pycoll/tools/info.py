@@ -47,11 +47,11 @@ def _verbs(missing: str) -> str:
 
     if missing:
         return missing
-    found = "; ".join(f"{port}: {_tried(port)}" for port in ports()) or "none"
+    found = "; ".join(f"{port}: {_try_port(port)}" for port in ports()) or "none"
     return f"built; used if PYCOLL_TRANSPORTS names it; active ports {found}"
 
 
-def _tried(port: Port) -> str:
+def _try_port(port: Port) -> str:
     """Return whether the memory and the queue pair for one peer can be made on ``port``."""
     from pycoll import _core
     from pycoll.errors import PycollError

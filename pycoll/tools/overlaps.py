@@ -53,13 +53,13 @@ class Seen(NamedTuple):
         return max([self.backward[1], *ends])
 
 
-def seen(events: Sequence[Event]) -> list[Seen]:
+def steps_of(events: Sequence[Event]) -> list[Seen]:
     """Return all steps of a timeline, by rank and number; empty without a policy.
 
     Raises InvalidArgumentError if an event of a step lacks a field that pycoll writes.
     """
     try:
-        return _seen(events)
+        return _steps_of(events)
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
         text = f"the timeline has a broken event of the category {STEP}: {error!r}"
         raise InvalidArgumentError(text) from None
@@ -85,7 +85,7 @@ def seen_of(step: Step, rank: int, name: str = "") -> Seen:
     )
 
 
-def _seen(events: Sequence[Event]) -> list[Seen]:
+def _steps_of(events: Sequence[Event]) -> list[Seen]:
     found: dict[tuple[int, int], dict[str, list[Event]]] = {}
     for event in events:
         if event.get("cat") == STEP and "is" in event.get("args", {}):
@@ -123,7 +123,7 @@ def lines_of(steps: Sequence[Seen]) -> list[str]:
     return lines
 
 
-def chosen(steps: Sequence[Seen], number: int | None) -> list[Seen]:
+def choose_step(steps: Sequence[Seen], number: int | None) -> list[Seen]:
     """Return every rank's step of that number. Without a number, it is that of the first rank's
     step with the median hidden share.
 

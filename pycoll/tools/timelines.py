@@ -64,7 +64,7 @@ def read(path: Path) -> list[Event]:
     return events
 
 
-def merged(paths: Sequence[Path]) -> list[Event]:
+def merge(paths: Sequence[Path]) -> list[Event]:
     """Return all events of all ranks on one clock, which starts at the first event.
 
     Raises InvalidArgumentError if two files are of one rank, and the errors of ``read``.

@@ -18,7 +18,7 @@ import torch
 
 from pycoll.compress import Codec, Feedback
 from pycoll.errors import InvalidArgumentError
-from pycoll.torch.c10d.group_work import Pending, pending, translated
+from pycoll.torch.c10d.group_work import Pending, pending, translate_error
 from pycoll.torch.c10d.shapes import ends_for, word_of
 from pycoll.torch.hooks import backend_of
 
@@ -158,9 +158,9 @@ class CodedReduceScatter(_Allocating):
                 async_op=True,
             )
         except Exception as error:
-            raise translated(error) from error
+            raise translate_error(error) from error
         under_way = pending([work], [output_tensor], backend._watcher, ends.back)
-        return _started(under_way, async_op)
+        return _wait_unless_async(under_way, async_op)
 
 
 class CodedAllGather(_Allocating):
@@ -187,11 +187,11 @@ class CodedAllGather(_Allocating):
                 async_op=True,
             )
         except Exception as error:
-            raise translated(error) from error
-        return _started(pending([work], [output_tensor], backend._watcher), async_op)
+            raise translate_error(error) from error
+        return _wait_unless_async(pending([work], [output_tensor], backend._watcher), async_op)
 
 
-def _started(work: Pending, async_op: bool) -> Pending | None:
+def _wait_unless_async(work: Pending, async_op: bool) -> Pending | None:
     if async_op:
         return work
     work.wait()

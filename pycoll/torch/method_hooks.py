@@ -19,7 +19,7 @@ from pycoll.gradients.methods import method_of
 from pycoll.gradients.policies import Policy
 from pycoll.gradients.scheduler import Scheduler
 from pycoll.torch.c10d.process_group import PycollProcessGroup
-from pycoll.torch.optimizers.policy_gradients import allocated
+from pycoll.torch.optimizers.policy_gradients import allocate
 
 
 class _Bucket(NamedTuple):
@@ -82,7 +82,7 @@ class MethodState:
             policy=policy,
             architecture=architecture,
             op="avg",
-            allocate=allocated,
+            allocate=allocate,
         )
         self._views: list[torch.Tensor] = []
         #: The buckets of the step under way: a future, its result, and the gradients in that, each

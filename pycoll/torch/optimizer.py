@@ -18,7 +18,7 @@ from pycoll.gradients.policies import AUTO, Policy
 from pycoll.torch.compression import Compression, Compressor
 from pycoll.torch.horovod import horovod_world, variables
 from pycoll.torch.horovod.process_sets import ProcessSet, global_process_set
-from pycoll.torch.horovod.scaled_ops import Adasum, Average, ReduceOp, Sum, checked
+from pycoll.torch.horovod.scaled_ops import Adasum, Average, ReduceOp, Sum, check_op
 from pycoll.torch.memory.compiling import is_compiled
 from pycoll.torch.memory.deferred_step import Overlap
 from pycoll.torch.optimizers.coded_state import Parameters
@@ -146,7 +146,7 @@ def DistributedOptimizer(  # noqa: N802  # the name that programs use
         loss.backward()
         optimizer.step()
     """
-    reduction = checked(op)
+    reduction = check_op(op)
     _check_numbers(reduction, gradient_predivide_factor, backward_passes_per_step)
     if num_groups:
         warnings.warn("num_groups is now called groups", DeprecationWarning, stacklevel=2)
@@ -167,7 +167,7 @@ def DistributedOptimizer(  # noqa: N802  # the name that programs use
 
         agreed = agreed_consistency(consistency, store, architecture)
         _check_alone(agreed, settings, policy=policy, groups=groups, model=model)
-        names, given = _named(optimizer, named_parameters)
+        names, given = _names_of(optimizer, named_parameters)
         wrapped = stored_optimizer(optimizer, names, settings, agreed, store)
     else:
         if policy is None and isinstance(codec, Auto):
@@ -178,7 +178,7 @@ def DistributedOptimizer(  # noqa: N802  # the name that programs use
         if policy is not None and (groups is not None or reduction == Adasum):
             what = "groups" if groups is not None else "op=Adasum"
             raise ValueError(f"policy is {policy} and there is {what}: they exclude each other")
-        names, given = _named(optimizer, named_parameters)
+        names, given = _names_of(optimizer, named_parameters)
         if model is not None:
             _check_model(optimizer, names, policy, model)
         wrapped = _reducing(optimizer, names, settings, (policy, groups, model))
@@ -333,7 +333,7 @@ def _parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
-def _named(
+def _names_of(
     optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, torch.Tensor]] | None
 ) -> tuple[dict[torch.Tensor, str], dict[torch.Tensor, str]]:
     """The names of the optimizer's parameters, in group order, and all names that were given."""

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 from harness import world_in_threads
 
-from pycoll.comm.codecs import modelled
+from pycoll.comm.codecs import model_codec
 from pycoll.compress import (
     BF16,
     FP8,
@@ -43,7 +43,7 @@ SLOW = Parameters(
 
 def cost(codec: Codec, topology: Topology, nbytes: int, kind: str = "ALL_REDUCE") -> CodedCost:
     collective = Collective[kind]
-    return coded_cost(collective, topology, nbytes, modelled(collective, nbytes, codec), SLOW)
+    return coded_cost(collective, topology, nbytes, model_codec(collective, nbytes, codec), SLOW)
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_it_pays_over_slow_links_and_not_inside_a_host() -> None:
     slow = SLOW._replace(codecs=DEFAULT.codecs, across=LINKS["tcp"]._replace(beta=8e-9))
 
     def text(codec: Codec, topology: Topology, parameters: Parameters) -> str:
-        coded = modelled(Collective.ALL_REDUCE, 16 * MIB, codec)
+        coded = model_codec(Collective.ALL_REDUCE, 16 * MIB, codec)
         return coded_text(Collective.ALL_REDUCE, topology, 16 * MIB, repr(codec), coded, parameters)
 
     for codec, times in ((BF16(), "1.9"), (INT8, "3.")):

@@ -96,8 +96,8 @@ def test_all_ranks_name_the_rank_that_sends_damaged_codes(
         mutant = damaged(random.Random(str(fault["seed"])), bytes(codes))
         return np.frombuffer(mutant, np.uint8)
 
-    gapped, encode = sparse.gapped, Custom.encode
-    monkeypatch.setattr(sparse, "gapped", lambda *given: mutated(gapped(*given)))
+    pack_gaps, encode = sparse.pack_gaps, Custom.encode
+    monkeypatch.setattr(sparse, "pack_gaps", lambda *given: mutated(pack_gaps(*given)))
     monkeypatch.setattr(Custom, "encode", lambda *given: mutated(encode(*given)))
     xs = [np.random.default_rng(rank).standard_normal(300).astype(np.float32) for rank in range(3)]
 

@@ -24,7 +24,7 @@ from pycoll.torch import fsdp, hooks
 from pycoll.torch.c10d import PycollProcessGroup
 from pycoll.torch.c10d.group_work import Launched
 from pycoll.torch.horovod.controller import Controller
-from pycoll.torch.horovod.horovod_world import waited
+from pycoll.torch.horovod.horovod_world import wait_for
 from pycoll.torch.horovod.scaled_ops import Average, Sum
 from pycoll.torch.horovod.tasks import (
     AllGather,
@@ -216,7 +216,7 @@ def test_tensors_by_name(world: ThreadWorld) -> None:
 
         def result_of(task: Any) -> Any:
             home.submit(task, None)
-            return waited(task)
+            return wait_for(task)
 
         average = reduction_of(Average)
         for _ in range(2):
@@ -228,8 +228,8 @@ def test_tensors_by_name(world: ThreadWorld) -> None:
             third = AllReduce([host], [host], average)
             for number, task in enumerate((first, second, third)):
                 home.submit(task, f"x{number}")
-            assert waited(first)[0] is x
-            waited(second), waited(third)
+            assert wait_for(first)[0] is x
+            wait_for(second), wait_for(third)
             assert torch.equal(read(x), every(4, 3).mean(0))
             assert torch.equal(read(y), every(700).mean(0))
             assert torch.equal(read(new), (every(4, 3) + 1).sum(0))

@@ -23,7 +23,7 @@ import pycoll.optim
 from pycoll import InvalidArgumentError, MismatchError
 from pycoll.compress import BF16, Auto, Block, Codec, Feedback, PowerSGD, RandomK, Sign, TopK
 from pycoll.gradients.chooser import MERGING, decide
-from pycoll.gradients.codec_choice import labelled
+from pycoll.gradients.codec_choice import by_label
 from pycoll.gradients.communication_plan import A2A, Gradient, Rate, Rates, check, label_of
 from pycoll.gradients.measure import measure
 from pycoll.gradients.scheduler import TIMED_STEPS
@@ -410,8 +410,8 @@ def test_bad_arguments_are_named() -> None:
             Auto(codecs)  # type: ignore[arg-type]  # on purpose
     with pytest.raises(InvalidArgumentError, match="every is -1"):
         Auto(every=-1)
-    assert list(labelled([INT8, Block("int4")])) == ["int8", "int4"]
-    assert list(labelled([INT8, Block("int8")])) == [repr(INT8), repr(Block("int8"))]
+    assert list(by_label([INT8, Block("int4")])) == ["int8", "int4"]
+    assert list(by_label([INT8, Block("int8")])) == [repr(INT8), repr(Block("int8"))]
 
 
 def test_the_choice_is_never_worse_than_one_codec_for_all() -> None:

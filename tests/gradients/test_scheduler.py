@@ -19,7 +19,7 @@ from harness import fresh_world, world_in_threads
 import pycoll
 from pycoll import InvalidArgumentError, MismatchError
 from pycoll.compress import Block
-from pycoll.gradients.measure import LENGTHS, _in_turns, _rate, _seconds, fitted, measure
+from pycoll.gradients.measure import LENGTHS, _in_turns, _rate, _seconds, fit_rate, measure
 from pycoll.gradients.scheduler import TIMED_STEPS
 from pycoll.optim import POLICIES, Bucket, Entry, Policy, Scheduler
 
@@ -456,11 +456,11 @@ def test_arrays_of_a_bucket_share_its_memory() -> None:
 
 
 def test_the_fit_finds_the_line() -> None:
-    rate = fitted(LENGTHS, [3e-6 + n / 5e9 for n in LENGTHS])
+    rate = fit_rate(LENGTHS, [3e-6 + n / 5e9 for n in LENGTHS])
     assert rate.alpha == pytest.approx(3e-6) and rate.beta == pytest.approx(1 / 5e9)
-    assert fitted([4096], [2e-3]) == (2e-3, 0.0)
-    assert fitted([1000, 2000], [1e-3, 3e-3]).alpha == 0, "a start that costs less than nothing"
-    assert fitted([1000, 2000], [3e-3, 1e-3]).beta == 0, "the longer the sooner"
+    assert fit_rate([4096], [2e-3]) == (2e-3, 0.0)
+    assert fit_rate([1000, 2000], [1e-3, 3e-3]).alpha == 0, "a start that costs less than nothing"
+    assert fit_rate([1000, 2000], [3e-3, 1e-3]).beta == 0, "the longer the sooner"
 
 
 def test_what_a_wire_takes_faster_after_a_pause_does_not_count(
@@ -505,7 +505,7 @@ def test_a_short_message_that_was_held_up_takes_no_longer_than_a_long_one(
     took = iter([9e-3, 1e-4, 2e-4, 1e-3, 4e-3, 8e-3])
     monkeypatch.setattr("pycoll.gradients.measure._seconds", lambda *_: next(took))
     rate = _rate(None, np.zeros(LENGTHS[-1] // 4), lambda part: lambda: None)
-    assert rate == fitted(LENGTHS, [1e-4, 1e-4, 2e-4, 1e-3, 4e-3, 8e-3])
+    assert rate == fit_rate(LENGTHS, [1e-4, 1e-4, 2e-4, 1e-3, 4e-3, 8e-3])
 
 
 def test_two_lengths_are_measured_however_slow_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -513,7 +513,7 @@ def test_two_lengths_are_measured_however_slow_they_are(monkeypatch: pytest.Monk
     took = iter([0.1, 0.7])
     monkeypatch.setattr("pycoll.gradients.measure._seconds", lambda *_: next(took))
     rate = _rate(None, np.zeros(LENGTHS[-1] // 4), lambda part: lambda: None)
-    assert rate == fitted(LENGTHS[:2], [0.1, 0.7]) and rate.beta > 0
+    assert rate == fit_rate(LENGTHS[:2], [0.1, 0.7]) and rate.beta > 0
 
 
 def test_messages_that_are_measured_take_turns_in_memory() -> None:

@@ -238,7 +238,7 @@ def test_workers_that_cannot_be_ranks(known: tuple[str, ...], chosen: Any, text:
 
 def test_workers_are_ranks_by_host() -> None:
     names = ("tcp://10.0.0.2:7", "tcp://10.0.0.1:9", "tcp://10.0.0.2:5")
-    assert dask._chosen(client(*names), None) == [names[1], names[2], names[0]]
+    assert dask._choose_workers(client(*names), None) == [names[1], names[2], names[0]]
 
 
 def test_a_task_whose_worker_has_left_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from launching import ROOT, await_end, python
 import pycoll
 from pycoll.launch.host_list import HostSlots, parse_hosts, place_ranks, read_hostfile
 from pycoll.launch.host_notes import NoteFilter, new_mark
-from pycoll.launch.host_starts import HostsOptions, carried
+from pycoll.launch.host_starts import HostsOptions, forwarded_variables
 
 
 def start(*words: str, **environ: str) -> subprocess.Popen[str]:
@@ -125,13 +125,13 @@ def test_chosen_variables_are_carried() -> None:
         **{"PYCOLL_TCP_SOCKETS": "3", "PYCOLL_SECRET": "x" * 20, "PYCOLL_RANK": "1", "MINE": "m"},
     }
     options = HostsOptions([], variables=["MINE", "OTHER=o=p"], interfaces=["eth0", "eth1"])
-    assert carried(environ, options) == {
+    assert forwarded_variables(environ, options) == {
         **{"PATH": "/bin", "PYTHONHASHSEED": "1", "OMP_PROC_BIND": "true"},
         **{"PYCOLL_TCP_SOCKETS": "3", "MINE": "m", "OTHER": "o=p"},
         "PYCOLL_INTERFACES": "eth0,eth1",
     }
     with pytest.raises(pycoll.InvalidArgumentError, match="-x NONE: the variable is not set here"):
-        carried(environ, HostsOptions([], variables=["NONE"]))
+        forwarded_variables(environ, HostsOptions([], variables=["NONE"]))
 
 
 # Notes between output

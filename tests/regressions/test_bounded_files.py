@@ -98,11 +98,11 @@ def test_numbers_of_timelines_are_checked(tmp_path: Path, place: int) -> None:
     path = tmp_path / "t.json"
     path.write_text(json.dumps([EVENTS[place]]))
     with pytest.raises(InvalidArgumentError, match=str(path)):
-        timelines.merged([path])
+        timelines.merge([path])
 
 
 @pytest.mark.parametrize("args", [{"is": "backward", "step": 1e999}, {"is": []}, "is", {"is": 0}])
 def test_steps_of_timelines_are_checked(args: object) -> None:
     event = {"pid": 0, "ts": 0, "cat": step_record.STEP, "args": args}
     with pytest.raises(InvalidArgumentError, match="broken event"):
-        overlaps.seen([event])
+        overlaps.steps_of([event])

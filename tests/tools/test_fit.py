@@ -148,7 +148,7 @@ def test_both_memories_tell_copies_from_reads_in_place() -> None:
             for name in distinct_algorithms(word, 2):
                 for nbytes in (32 * 8**power for power in range(8)):
                     case = Case(word, name, 2, nbytes, SEGMENT_BYTES, memory=memory)
-                    one = case.observed(0.0)
+                    one = case.observation(0.0)
                     assert memory == SHARED or one.terms.reached == 0
                     found.append(replace(one, seconds=known.seconds(one.terms, nbytes)))
     link = fit(found, LINKS["shm"]).link

@@ -50,7 +50,7 @@ def test_commands_look_first(
 
     monkeypatch.setattr("pycoll.tools.bench.command.launch_bench", begin)
     monkeypatch.setattr("pycoll.tools.tune.machine_links.Tuner", begin)
-    monkeypatch.setattr("pycoll.tools.timelines.merged", begin)
+    monkeypatch.setattr("pycoll.tools.timelines.merge", begin)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "x.png").mkdir()
     done = CliRunner().invoke(main, [*words, str(tmp_path / "x.png")])

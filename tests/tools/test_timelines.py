@@ -12,8 +12,8 @@ from click.testing import CliRunner
 from pycoll.errors import InvalidArgumentError
 from pycoll.gradients.step_record import CLOCK, STEP
 from pycoll.tools.cli import main
-from pycoll.tools.overlaps import chosen, lines_of, seen
-from pycoll.tools.timelines import merged, read, siblings
+from pycoll.tools.overlaps import choose_step, lines_of, steps_of
+from pycoll.tools.timelines import merge, read, siblings
 
 
 def event(rank: int, ts: float, name: str, ph: str = "B", **more: Any) -> dict[str, Any]:
@@ -37,7 +37,7 @@ def test_ranks_of_one_host_keep_their_clock_and_others_are_compared_by_the_day(
         write(tmp_path / "t.1.json", 1, 1003.0, "a", 6),
         write(tmp_path / "t.2.json", 2, 2000.0, "b", 4, 8),
     ]
-    events = merged(paths)
+    events = merge(paths)
     heads = [one["args"].get("name") for one in events if one["name"] == "process_name"]
     assert heads == ["rank 0 on a", "rank 1 on a", "rank 2 on b"]
     shown = [(one["pid"], one["name"], one["ts"]) for one in events if one["ph"] == "B"]
@@ -70,12 +70,12 @@ def test_what_is_no_timeline_is_named(tmp_path: Path) -> None:
     for text, told in (("hello", "has no events"), ("{}", "no timeline"), ('[{"ts": 1}]', "pid")):
         (tmp_path / "bad.json").write_text(text)
         with pytest.raises(InvalidArgumentError, match=rf"bad\.json .*{told}"):
-            merged([good, tmp_path / "bad.json"])
+            merge([good, tmp_path / "bad.json"])
     with pytest.raises(InvalidArgumentError, match=r"none\.json cannot be read"):
         read(tmp_path / "none.json")
     again = write(tmp_path / "again.json", 3, 0.0, "a", 1)
     with pytest.raises(InvalidArgumentError, match=r"good\.json and .*again\.json are both of ra"):
-        merged([good, again])
+        merge([good, again])
 
 
 def test_the_command(tmp_path: Path) -> None:
@@ -115,19 +115,19 @@ def step_of(number: int, zero: float, wait_us: float) -> list[dict[str, Any]]:
 
 def test_the_share_of_the_wire_s_time_in_which_nobody_stood_still() -> None:
     events = [*step_of(0, 0, 100), *step_of(1, 1000, 50), *step_of(2, 2000, 150)]
-    steps = seen(events)
+    steps = steps_of(events)
     # The third wait began when nothing was under way.
     assert [one.hidden for one in steps] == [0.5, 0.75, 0.5]
     assert [one.exposed_us for one in steps] == [100, 50, 100]
     assert steps[1].end_us == 1300 and steps[1].ready == (1010,)
     assert lines_of(steps) == ["rank 0: 3 steps by fixed, 50% of the time on the wire hidden"]
-    assert [one.number for one in chosen(steps, None)] == [2]
-    assert [one.number for one in chosen(steps, 1)] == [1]
+    assert [one.number for one in choose_step(steps, None)] == [2]
+    assert [one.number for one in choose_step(steps, 1)] == [1]
     with pytest.raises(InvalidArgumentError, match="step is 7: the timeline has steps 0 to 2"):
-        chosen(steps, 7)
+        choose_step(steps, 7)
     with pytest.raises(InvalidArgumentError, match="no steps with a policy"):
-        chosen(seen([event(0, 1, "x")]), None)
-    (silent,) = seen([span("backward", 0, 0, 5, policy="bsp")])
+        choose_step(steps_of([event(0, 1, "x")]), None)
+    (silent,) = steps_of([span("backward", 0, 0, 5, policy="bsp")])
     assert silent.hidden == 1 and silent.end_us == 5
 
 

@@ -431,7 +431,7 @@ def test_predictions_to_be_measured_know_of_cores_that_ranks_share(
         told.extend(word for word in words if isinstance(word, Parameters))
         yield "measured"
 
-    monkeypatch.setattr(bench_tune, "predicted_and_measured", measure)
+    monkeypatch.setattr(bench_tune, "comparison_lines", measure)
     words = ["explain", "all_reduce", "--size", "8", "--bytes", "1M"]
     elsewhere, here = (CliRunner().invoke(main, [*words, *more]) for more in ([], ["--measured"]))
     assert elsewhere.exit_code == here.exit_code == 0, here.output

@@ -34,8 +34,8 @@ from pycoll.tools.cli import main
 from pycoll.tools.tune.fit import Observation, fit
 from pycoll.tools.tune.host_links import (
     HostsOptions,
-    _agreed,
-    _measured,
+    _agree_on,
+    _measured_ends,
     phases_of,
     with_whole_link,
 )
@@ -87,7 +87,7 @@ def observed(
             for nbytes in sizes:
                 for segment_bytes in segments:
                     case = Case(word, name, 4, nbytes, segment_bytes, concurrent)
-                    one = case.observed(0.0)
+                    one = case.observation(0.0)
                     found.append(replace(one, seconds=known.seconds(one.terms, nbytes)))
     return found
 
@@ -193,11 +193,11 @@ def test_domains_take_the_place_of_hosts_where_each_rank_has_a_core() -> None:
         (0, 1, 0, 1),
         (0, 0, 1, 1),
     ]
-    assert _measured(host, 1.0) == "2 domains of this host"
-    assert _measured(topology_of("ab"), 2.0) == "2 hosts"
+    assert _measured_ends(host, 1.0) == "2 domains of this host"
+    assert _measured_ends(topology_of("ab"), 2.0) == "2 hosts"
     for topology, ranks_per_core in ((host, 2.0), (single_host(4), 1.0)):
         with pytest.raises(InvalidArgumentError, match="bind each rank to a core of its own"):
-            _measured(topology, ranks_per_core)
+            _measured_ends(topology, ranks_per_core)
 
 
 def test_a_new_network_takes_the_old_ones_place_and_few_are_kept() -> None:
@@ -283,7 +283,7 @@ def test_a_refusal_on_one_rank_is_that_of_all() -> None:
             return 7
 
         try:
-            _agreed(comm, act)
+            _agree_on(comm, act)
         except InvalidArgumentError as error:
             told[comm.rank] = str(error)
 

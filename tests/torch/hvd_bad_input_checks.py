@@ -118,7 +118,7 @@ def check_ranks_with_different_parameters() -> None:
         ), told
     # Without a policy tensors go one by one, so only time tells; the others are not disturbed.
     net = nn.Sequential(*layers())
-    comm = horovod_world.needed().everybody.comm
+    comm = horovod_world.current_world().everybody.comm
     comm.timeout_s = 1.0 if hvd.rank() == 1 else 3 * TIMEOUT_S
     optimizer = made(net)
     net(torch.ones(1, 2)).sum().backward()

@@ -94,7 +94,7 @@ def check_timelines_have_the_steps() -> None:
         trained(Policy("dear", bucket_bytes=5000))
         hvd.stop_timeline()
         heads = [one for one in json.loads(path.read_text()) if one.get("name") == "thread_name"]
-        steps = overlaps.seen(timelines.merged([path]))
+        steps = overlaps.steps_of(timelines.merge([path]))
     if hvd.size() == 1:
         # There is nothing to reduce, nor to record.
         assert steps == []

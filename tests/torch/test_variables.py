@@ -41,7 +41,7 @@ for number in range(100):
     if done:
         break
 hvd.synchronize(early if early is not None else hvd.allreduce_async(torch.ones(3), name="late"))
-controller = world.needed().controller(0, hvd.global_process_set)
+controller = world.current_world().controller(0, hvd.global_process_set)
 known = len(controller._negotiation._known)
 fused = controller._settings.fusion_bytes
 print(f"rank {hvd.rank()} of {hvd.size()}: {fused} {known}", flush=True)
@@ -149,7 +149,7 @@ def test_ranks_honour_them_and_tell_once(tmp_path: Path) -> None:
         assert {event["pid"] for event in events} == {rank}
         names = {event.get("name") for event in events}
         assert {"NEGOTIATE_ALLREDUCE", "ALLREDUCE", "CYCLE_START"} <= names
-    together = timelines.merged(timelines.siblings(timeline))
+    together = timelines.merge(timelines.siblings(timeline))
     assert {event["pid"] for event in together if event.get("name") == "ALLREDUCE"} == {0, 1}
 
 

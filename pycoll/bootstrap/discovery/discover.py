@@ -110,12 +110,12 @@ def discover(
     if environ is None:
         _refuse_worker(env)
     if config.elastic is not None:
-        return _invited(config, config.elastic)
+        return _ask_for_place(config, config.elastic)
     if config.rank is not None or config.size is not None:
         rank, size = _check_pair("PYCOLL_RANK", config.rank, "PYCOLL_SIZE", config.size)
         source = "pycoll run" if config.store == "launcher" else "PYCOLL_RANK"
         return _at_address(config, rank, size, address or config.address, source, address)
-    placement = _asked_pmix(config) if _only_pmix(env) else _launched(env)
+    placement = _asked_pmix(config) if _only_pmix(env) else _placement_by_launcher(env)
     if placement is not None:
         placement = placement._replace(secret=config.secret or b"")
         if address or config.address:
@@ -140,7 +140,7 @@ def discover(
     return Placement(0, 1, "nothing found", "solo")
 
 
-def _invited(config: Config, name: str) -> Placement:
+def _ask_for_place(config: Config, name: str) -> Placement:
     """Ask the elastic rendezvous for a place. The launcher limits the wait."""
     if config.member is None or config.secret is None:
         raise InvalidArgumentError(
@@ -189,22 +189,22 @@ def inside_job(environ: Mapping[str, str] | None = None) -> bool:
     """Return whether a launcher, PYCOLL_RANK or a ticket makes this process one rank of a job."""
     env = os.environ if environ is None else environ
     named = any(f"PYCOLL_{name}" in env for name in ("RANK", "ROSTER", "TICKET"))
-    return named or _launched(env) is not None or _only_pmix(env)
+    return named or _placement_by_launcher(env) is not None or _only_pmix(env)
 
 
-def _launched(env: Mapping[str, str]) -> Placement | None:
+def _placement_by_launcher(env: Mapping[str, str]) -> Placement | None:
     return _torchrun(env) or _horovodrun(env) or _open_mpi(env) or _hydra(env) or _slurm(env)
 
 
 def open_exchange(placement: Placement, config: Config, deadline: Deadline) -> Exchange:
     """Meet the other ranks. Raises the errors of the exchange; see store.py and exchange.py."""
-    exchange = _open(placement, config, deadline)
+    exchange = _open_exchange(placement, config, deadline)
     # A given secret guards the connections also if the exchange itself does not need it.
     exchange.secret = exchange.secret or placement.secret
     return exchange
 
 
-def _open(p: Placement, config: Config, deadline: Deadline) -> Exchange:
+def _open_exchange(p: Placement, config: Config, deadline: Deadline) -> Exchange:
     if p.way == "solo":
         return SoloExchange()
     if p.way == "ticket":
@@ -348,7 +348,7 @@ def _numbers(env: Mapping[str, str], *names: str) -> list[int] | None:
     return [int(value) for value in values]
 
 
-def _checked(placement: Placement) -> Placement:
+def _check_placement(placement: Placement) -> Placement:
     _check_pair(f"rank of {placement.source}", placement.rank, "size", placement.size)
     return placement
 
@@ -360,7 +360,7 @@ def _torchrun(env: Mapping[str, str]) -> Placement | None:
     rank, size, port = numbers
     run = f"{env.get('TORCHELASTIC_RUN_ID', '')}/{env.get('TORCHELASTIC_RESTART_COUNT', '0')}"
     agent_serves = env.get("TORCHELASTIC_USE_AGENT_STORE", "").lower() == "true"
-    return _checked(
+    return _check_placement(
         Placement(
             rank,
             size,
@@ -393,7 +393,7 @@ def _horovodrun(env: Mapping[str, str]) -> Placement | None:
         "HOROVOD_GLOO_RENDEZVOUS_PORT", ""
     )
     one_host = local[0] == size and job != ":"
-    return _checked(_on_host("horovodrun", rank, size, one_host, f"horovod {job}", {}))
+    return _check_placement(_on_host("horovodrun", rank, size, one_host, f"horovod {job}", {}))
 
 
 def _open_mpi(env: Mapping[str, str]) -> Placement | None:
@@ -406,7 +406,7 @@ def _open_mpi(env: Mapping[str, str]) -> Placement | None:
     one_host = local[0] == size and job != ""
     # A PMI_FD here belongs to a rank that started mpirun.
     pmix = {name: text for name, text in env.items() if name != "PMI_FD"}
-    return _checked(_on_host("Open MPI", rank, size, one_host, f"ompi {job}", pmix))
+    return _check_placement(_on_host("Open MPI", rank, size, one_host, f"ompi {job}", pmix))
 
 
 def _hydra(env: Mapping[str, str]) -> Placement | None:
@@ -417,10 +417,10 @@ def _hydra(env: Mapping[str, str]) -> Placement | None:
     job = _ancestor(_HYDRA)
     if job is None:
         # Another process manager with PMI, such as Slurm's.
-        return _slurm(env) or _checked(_on_host("PMI", rank, size, False, "", env))
+        return _slurm(env) or _check_placement(_on_host("PMI", rank, size, False, "", env))
     local = _numbers(env, "MPI_LOCALNRANKS")
     one_host = local is None or local[0] == size
-    return _checked(_on_host("MPICH", rank, size, one_host, f"hydra {job}", env))
+    return _check_placement(_on_host("MPICH", rank, size, one_host, f"hydra {job}", env))
 
 
 def _slurm(env: Mapping[str, str]) -> Placement | None:
@@ -436,7 +436,7 @@ def _slurm(env: Mapping[str, str]) -> Placement | None:
         return None
     rank, size, job, step = numbers
     nodes = _numbers(env, "SLURM_STEP_NUM_NODES") or _numbers(env, "SLURM_NNODES") or [1]
-    return _checked(_on_host("srun", rank, size, nodes[0] == 1, f"slurm {job}.{step}", env))
+    return _check_placement(_on_host("srun", rank, size, nodes[0] == 1, f"slurm {job}.{step}", env))
 
 
 def _on_host(
@@ -464,7 +464,7 @@ def _has_pmix(env: Mapping[str, str]) -> bool:
 
 def _only_pmix(env: Mapping[str, str]) -> bool:
     """Return whether a launcher with PMIx started this process and set no size (prterun)."""
-    return _has_pmix(env) and _launched(env) is None and "PMIX_RANK" in env
+    return _has_pmix(env) and _placement_by_launcher(env) is None and "PMIX_RANK" in env
 
 
 def _open_launcher(p: Placement, deadline: Deadline) -> LauncherExchange:

@@ -84,13 +84,13 @@ def check_together(identities: Sequence[Identity]) -> None:
         if identity.descriptors >= most * ranks[identity.process]:
             continue  # an upper bound fits; the exact count takes a loop over all ranks
         own = [r for r, other in enumerate(identities) if other.process == identity.process]
-        total = sum(_needed(r, identities) for r in own) + _SPARE
+        total = sum(_count_descriptors(r, identities) for r in own) + _SPARE
         if identity.descriptors < total:
             name = f"rank {rank} ({identity.name})"
             raise _too_few(name, len(identities), identity.descriptors, total, rank)
 
 
-def _needed(rank: int, identities: Sequence[Identity]) -> int:
+def _count_descriptors(rank: int, identities: Sequence[Identity]) -> int:
     """Count the further descriptors of a rank whose own memory and local address are open."""
     mine = identities[rank]
     sharing = [

@@ -31,10 +31,10 @@ def mpi_has_begun() -> bool:
     MPI keeps saying so after MPI_Finalize. A library that is linked into another one under another
     name is not found.
     """
-    return any(_has_begun(path) for path in _loaded(_LIBRARY))
+    return any(_has_begun(path) for path in _mapped_files(_LIBRARY))
 
 
-def _loaded(pattern: re.Pattern[str]) -> set[str]:
+def _mapped_files(pattern: re.Pattern[str]) -> set[str]:
     """Return the paths of this process's mapped files that match."""
     try:
         with open("/proc/self/maps") as file:

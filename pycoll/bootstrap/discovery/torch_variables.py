@@ -78,7 +78,7 @@ def unset_in(environ: Mapping[str, str]) -> frozenset[str]:
     return frozenset((*(name for group in groups for name in group), *free))
 
 
-def inherited(environ: Mapping[str, str]) -> dict[str, str]:
+def inherited_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """Return ``environ`` without the variables that an outer ``pycoll run`` set for its rank."""
     if environ.get("PYCOLL_STORE") != "launcher" and "PYCOLL_ROSTER" not in environ:
         return dict(environ)

@@ -104,8 +104,8 @@ class Pairs:
 def ports(root: Path = _ROOT) -> list[Port]:
     """Return every port that is up and has an address, in order of device names and numbers."""
     found = []
-    for device in _numbered(root):
-        for port in _numbered(device / "ports"):
+    for device in _in_numeric_order(root):
+        for port in _in_numeric_order(device / "ports"):
             best = min(_addresses(device.name, port), key=_preference, default=None)
             if best is not None:
                 found.append(best)
@@ -147,7 +147,7 @@ def _lags(port: Port, others: Sequence[Port]) -> bool:
     return 0 < port.rate <= best / 2
 
 
-def _numbered(folder: Path) -> list[Path]:
+def _in_numeric_order(folder: Path) -> list[Path]:
     """Return the entries in numeric order: mlx5_9 before mlx5_10."""
 
     def key(path: Path) -> tuple[str, int]:
@@ -164,7 +164,7 @@ def _addresses(device: str, port: Path) -> Iterator[Port]:
     if "ACTIVE" not in read_file(port / "state"):
         return
     layer = read_file(port / "link_layer")
-    for entry in _numbered(port / "gids"):
+    for entry in _in_numeric_order(port / "gids"):
         gid = read_file(entry)
         kind = read_file(port / "gid_attrs" / "types" / entry.name)
         network = _network(layer, gid, kind)

@@ -252,7 +252,7 @@ class Council:
     def _give_up(self, now: float) -> None:
         silent = [r for r in self._base if r not in self.gone and r != self._me]
         silent = [r for r in silent if now - self._heard.get(r, -1e9) > self._patience_s / 2]
-        self.failed = f"no answer of {_listed(silent)}" if silent else "no decision in time"
+        self.failed = f"no answer of {_list_ranks(silent)}" if silent else "no decision in time"
         self._ballot = NONE
 
     def _say(self, rank: int, kind: str, **facts: Any) -> None:
@@ -274,7 +274,7 @@ def _roll(message: Mapping[str, Any]) -> Roll:
     return Roll(found, str(offer))
 
 
-def _listed(ranks: list[int]) -> str:
+def _list_ranks(ranks: list[int]) -> str:
     from pycoll.bootstrap.rendezvous.frames import list_ranks
 
     return list_ranks(ranks)

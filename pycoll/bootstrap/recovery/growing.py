@@ -29,7 +29,7 @@ class Opened:
 
 
 @contextlib.contextmanager
-def opened(config: Config) -> Generator[Opened]:
+def open_place(config: Config) -> Generator[Opened]:
     """Open a place for new ranks, and close it at the end.
 
     Raises TransportError if this rank can listen nowhere.

@@ -185,7 +185,7 @@ class Post:
                 self._selector.register(sock, selectors.EVENT_WRITE)
                 return
         except OSError as error:
-            self._unreached(letter, error)
+            self._note_unreached(letter, error)
         sock.close()
 
     def poll(self, timeout_s: float) -> list[Event]:
@@ -254,7 +254,7 @@ class Post:
         failure = letter.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if failure:
             self._drop(letter)
-            self._unreached(letter, OSError(failure, ""))
+            self._note_unreached(letter, OSError(failure, ""))
             return
         self._refused[letter.peer].clear()
         try:
@@ -266,7 +266,7 @@ class Post:
         if not letter.data:
             self._drop(letter)
 
-    def _unreached(self, letter: _Letter, error: OSError) -> None:
+    def _note_unreached(self, letter: _Letter, error: OSError) -> None:
         """Note a failed connection; see ``_proving``."""
         rank = letter.peer
         self._next[rank] = letter.place + 1

@@ -125,7 +125,7 @@ class Successor:
             if council.roll is None:
                 if last is not None:
                     raise last
-                raise self._undecided(council, deadline.seconds)
+                raise self._undecided_error(council, deadline.seconds)
             base, roll = self._succession.base, council.roll
             if self._succession.succeed():
                 return roll
@@ -137,7 +137,7 @@ class Successor:
             )
             raise errors.LeftOutError(self._left_out, rank=own, operation=_OPERATION)
 
-    def _undecided(self, council: Council, seconds: float) -> errors.LeftOutError:
+    def _undecided_error(self, council: Council, seconds: float) -> errors.LeftOutError:
         own = self._succession.me
         gone = sorted(council.gone)
         ended = f"; gone: {list_ranks(gone)}" if gone else ""

@@ -134,7 +134,7 @@ class CallableExchange:
         number = self._round
         reply = self._call(_BLOB, blob, self._deadline)
         try:
-            return self._checked(reply, number, blob)
+            return self._check_reply(reply, number, blob)
         except errors.InvalidArgumentError as error:
             self._tell(str(error))
             raise
@@ -192,7 +192,7 @@ class CallableExchange:
         with contextlib.suppress(errors.PycollError):
             self._call(_FAILURE, text.encode(), self._deadline.within(_TELLING_S))
 
-    def _checked(self, reply: Any, number: int, sent: bytes) -> list[bytes]:
+    def _check_reply(self, reply: Any, number: int, sent: bytes) -> list[bytes]:
         if not isinstance(reply, list | tuple):
             raise self._wrong(number, f"returned a {type(reply).__name__}")
         for place, one in enumerate(reply):

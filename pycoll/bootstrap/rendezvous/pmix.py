@@ -48,7 +48,7 @@ class PmixExchange:
         try:
             rank, size = map(int, self._read("starts", _HELLO_MAX).split())
         except ValueError:
-            raise self._ended("tells no rank and size") from None
+            raise self._abandon_error("tells no rank and size") from None
         self.rank, self.size = rank, size
 
     def blob_of_first(self, blob: bytes) -> bytes:
@@ -84,16 +84,16 @@ class PmixExchange:
             self._client.stdin.write(len(blob).to_bytes(4, "little") + blob)
             self._client.stdin.flush()
         except OSError:
-            raise self._ended("ended early") from None
+            raise self._abandon_error("ended early") from None
 
     def _read(self, state: str, most: int) -> bytes:
         """Return the next frame of the client, or raise the error that it tells."""
         length = int.from_bytes(self._bytes(4, state), "little")
         if not 1 <= length <= most:
-            raise self._ended(f"answers with {length} bytes, expected 1 to {most}")
+            raise self._abandon_error(f"answers with {length} bytes, expected 1 to {most}")
         answer = self._bytes(length, state)
         if answer[:1] != b"+":
-            raise self._ended(f"reports: {answer[1:].decode(errors='replace')[:600]}")
+            raise self._abandon_error(f"reports: {answer[1:].decode(errors='replace')[:600]}")
         return answer[1:]
 
     def _bytes(self, count: int, state: str) -> bytes:
@@ -113,11 +113,11 @@ class PmixExchange:
                 )
             piece = os.read(number, count - len(data))
             if not piece:
-                raise self._ended("ended early")
+                raise self._abandon_error("ended early")
             data += piece
         return bytes(data)
 
-    def _ended(self, why: str) -> errors.TransportError:
+    def _abandon_error(self, why: str) -> errors.TransportError:
         self.abandon()
         return errors.TransportError(
             f"the launcher's PMIx cannot be used: the client {why}. Or {_ADVICE}",

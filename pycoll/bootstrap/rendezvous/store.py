@@ -359,7 +359,7 @@ class StoreExchange:
                     reason = str(error) or type(error).__name__
                 except HandshakeError as error:
                     sock.close()
-                    raise self._refused(error) from None
+                    raise self._refusal_error(error) from None
                 except BaseException:
                     sock.close()
                     raise
@@ -387,7 +387,7 @@ class StoreExchange:
             operation="init",
         )
 
-    def _refused(self, error: HandshakeError) -> errors.PycollError:
+    def _refusal_error(self, error: HandshakeError) -> errors.PycollError:
         text = f"{self._me} was not admitted to the store at {self._place.text}: {error}"
         if error.verdict in (Verdict.BAD_PROOF, Verdict.OTHER_JOB):
             return errors.InvalidArgumentError(text, rank=self.rank, operation="init")
@@ -544,19 +544,19 @@ def _bind_unix(names: Sequence[str], place: Place, contest: Callable[[], None]) 
                 return listen_unix(name)
             except OSError as error:
                 if error.errno != errno.EADDRINUSE:
-                    raise _not_opened(place, error.strerror) from None
+                    raise _open_error(place, error.strerror) from None
             holder = _holder_of(name)
             if holder == os.geteuid():
                 contest()
                 if limit.passed():
-                    raise _not_opened(place, "it is in use")
+                    raise _open_error(place, "it is in use")
             elif holder is not None or patience.passed():
                 break
             time.sleep(_RETRY_S)
-    raise _not_opened(place, f"other users hold all of its {len(names)} names; {_ADVICE}")
+    raise _open_error(place, f"other users hold all of its {len(names)} names; {_ADVICE}")
 
 
-def _not_opened(place: Place, why: str | None) -> errors.TransportError:
+def _open_error(place: Place, why: str | None) -> errors.TransportError:
     return errors.TransportError(
         f"rank 0 cannot open {place.text}: {why}", rank=0, operation="init"
     )

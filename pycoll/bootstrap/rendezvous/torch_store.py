@@ -59,7 +59,7 @@ class TorchStoreExchange:
         self._me = {"name": process_name(), "process": process_identity()}
         owner = self._seat_of(rank)
         if owner is not None and self._is_other(owner) and still_runs(owner["process"]):
-            raise self._contested(owner)
+            raise self._contest_error(owner)
         self._sit(self._nonce)
 
     def prolong(self, deadline: Deadline) -> None:
@@ -182,9 +182,9 @@ class TorchStoreExchange:
             raise self._to_error(failure)
         owner = self._seat_of(self.rank)
         if owner is not None and owner["nonce"] not in ("", self._nonce) and self._is_other(owner):
-            raise self._contested(owner)
+            raise self._contest_error(owner)
 
-    def _contested(self, owner: Mapping[str, Any]) -> errors.InvalidArgumentError:
+    def _contest_error(self, owner: Mapping[str, Any]) -> errors.InvalidArgumentError:
         text = (
             f"two processes claim rank {self.rank}, {owner['name']} and {self._me['name']}; give "
             "each process its own RANK, and where a script starts processes that import it, as "

@@ -110,10 +110,10 @@ class Case:
         result = self._result()
         for start in range(0, len(result), _CHECK_SLICE):
             piece = result[start : start + _CHECK_SLICE]
-            wrong += int(np.count_nonzero(piece != self._expected(start, len(piece))))
+            wrong += int(np.count_nonzero(piece != self._expected_values(start, len(piece))))
         return wrong
 
-    def _expected(self, start: int, count: int) -> inputs.Array:
+    def _expected_values(self, start: int, count: int) -> inputs.Array:
         options, size, rank = self._options, self._comm.size, self._comm.rank
         name, dtype, op = options.collective, options.dtype, options.op
         offset = rank * self._share if name in ("reduce_scatter", "scatter") else 0
@@ -122,7 +122,7 @@ class Case:
             return np.frombuffer(element * count, self._out.dtype)
         if Collective[name.upper()] in REDUCING:
             last = {"scan": rank + 1, "exscan": rank}.get(name, size)
-            return inputs.reduced(dtype, op, range(last), size, offset + start, count)
+            return inputs.reduce_values(dtype, op, range(last), size, offset + start, count)
         if name in ("broadcast", "scatter"):
             line = inputs.values(dtype, op, options.root, size, offset + start, count)
             return line.astype(self._out.dtype)

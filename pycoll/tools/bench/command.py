@@ -60,7 +60,7 @@ def run_bench(options: BenchOptions, wishes: Wishes) -> int:
     wishes.validate()
     if wishes.ranks is None and discover.inside_job():
         return _inside(options, wishes)
-    return _started(options, wishes, wishes.ranks or 2)
+    return _run_jobs(options, wishes, wishes.ranks or 2)
 
 
 def progress_bar() -> Progress:
@@ -123,7 +123,7 @@ class Follower:
         return 1 if any(line.wrong for line in self.lines) else 0
 
 
-def _started(options: BenchOptions, wishes: Wishes, size: int) -> int:
+def _run_jobs(options: BenchOptions, wishes: Wishes, size: int) -> int:
     from pycoll.schedule.topology import single_host
 
     options.validate(size)

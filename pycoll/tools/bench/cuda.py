@@ -74,10 +74,10 @@ _slabs: dict[int, tuple[int, int]] = {}
 def driver() -> Driver:
     """Return the driver, which is opened once. Raises OSError if there is none."""
     with _lock:
-        return _opened()
+        return _open_driver()
 
 
-def _opened() -> Driver:
+def _open_driver() -> Driver:
     """Requires: the lock is held, or some driver() has returned."""
     global _driver  # noqa: PLW0603 : one library per process
     if _driver is None:
@@ -185,10 +185,10 @@ class Clock:
             driver().library.cuEventDestroy_v2(event)
 
 
-def _allocated(ordinal: int, nbytes: int) -> int:
+def _allocate(ordinal: int, nbytes: int) -> int:
     address = ctypes.c_uint64()
-    _opened().use(ordinal)
-    _opened().call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(nbytes))
+    _open_driver().use(ordinal)
+    _open_driver().call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(nbytes))
     return address.value
 
 
@@ -222,11 +222,11 @@ class Array:
         if not self.nbytes:
             return 0
         if self.nbytes > _SMALL:
-            return _allocated(self.device, self.nbytes)
+            return _allocate(self.device, self.nbytes)
         with _lock:
             first, end = _slabs.get(self.device, (0, 0))
             if end - first < self.nbytes:
-                first = _allocated(self.device, _SLAB)
+                first = _allocate(self.device, _SLAB)
                 end = first + _SLAB
             _slabs[self.device] = first + -(-self.nbytes // 512) * 512, end
         return first

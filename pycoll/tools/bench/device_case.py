@@ -80,7 +80,7 @@ class DeviceCase(Case):
 
     def time(self, algorithm: str | None, batch: int) -> float:
         """Return the mean seconds of ``batch`` operations, by the device's clock."""
-        graph = self._captured(algorithm, batch) if self._options.graph else None
+        graph = self._graph_of(algorithm, batch) if self._options.graph else None
         self._device.stream.synchronize()
         self._comm.barrier()
         self._device.clock.start()
@@ -107,7 +107,7 @@ class DeviceCase(Case):
             return None
         return best / seconds if seconds else None
 
-    def _captured(self, algorithm: str | None, batch: int) -> cuda.Graph:
+    def _graph_of(self, algorithm: str | None, batch: int) -> cuda.Graph:
         key = (algorithm, batch)
         if key not in self._graphs:
             self.run(algorithm)  # a run before the capture, so that everything is prepared

@@ -74,7 +74,7 @@ _FOLDS: dict[str, Any] = {
 _BOOL = {"sum": "bor", "avg": "bor", "max": "bor", "prod": "band", "min": "band"}
 
 
-def reduced(dtype: str, op: str, ranks: range, size: int, start: int, count: int) -> Array:
+def reduce_values(dtype: str, op: str, ranks: range, size: int, start: int, count: int) -> Array:
     """Return the reduction of elements ``start`` to ``start + count`` over ``ranks``, in the
     dtype."""
     target = array_type(dtype)

@@ -168,7 +168,7 @@ def _in_rotation(
     return times, batches
 
 
-def _sustained(
+def _sample_sustained(
     comm: Communicator, case: Case, ways: list[str | None], options: BenchOptions
 ) -> _Sampled:
     times, batches = [], []
@@ -208,7 +208,7 @@ def measure(
     if options.check:
         counts = np.array([case.count_wrong(name) for name in ways], np.int64)
         wrong = [int(number) for number in comm.all_reduce(counts)]
-    sample = _sustained if options.sustained_s else _in_rotation
+    sample = _sample_sustained if options.sustained_s else _in_rotation
     times, batches = sample(comm, case, ways, options)
     for index, name in enumerate(ways):
         samples = _slowest(comm, times[index])

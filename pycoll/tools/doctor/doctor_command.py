@@ -71,7 +71,7 @@ def _of_nodes(options: NodeOptions, ranks: int) -> Survey:
     except PycollError as error:
         here = survey_here(ranks)
         where = f"node {options.node} ({here.hosts[0].label})"
-        return replace(here, absent={where: f"{error}{_misled(options)}"})
+        return replace(here, absent={where: f"{error}{_address_warning(options)}"})
 
 
 def _rounds_of(exchange: Exchange) -> Gather:
@@ -87,7 +87,7 @@ def _rounds_of(exchange: Exchange) -> Gather:
     return gather
 
 
-def _misled(options: NodeOptions) -> str:
+def _address_warning(options: NodeOptions) -> str:
     """Return what is odd about the address where the nodes meet, as this node sees it."""
     host, port = parse_address(options.address)
     try:

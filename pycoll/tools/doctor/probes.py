@@ -218,11 +218,11 @@ def _connects(routes: Sequence[Route], limit_s: float, talk: Talk | None = None)
                     connected.append((number, sock))
         deadline = Deadline(TALKS_S)
         for number, sock in connected:
-            failures[number] = "" if talk is None else _used(number, sock, talk, deadline)
+            failures[number] = "" if talk is None else _use(number, sock, talk, deadline)
     return {number: reason for number, reason in failures.items() if reason}
 
 
-def _used(number: int, sock: socket.socket, talk: Talk, deadline: Deadline) -> str:
+def _use(number: int, sock: socket.socket, talk: Talk, deadline: Deadline) -> str:
     """Use a connection; returns why that failed, or an empty text."""
     if deadline.passed():
         return UNTRIED

@@ -19,7 +19,7 @@ from typing import Any
 
 from pycoll.launch.host_list import HostSlots
 from pycoll.launch.host_notes import NoteFilter, new_mark, write_order
-from pycoll.launch.host_starts import HostsOptions, agent_line, carried, failure_of
+from pycoll.launch.host_starts import HostsOptions, agent_line, failure_of, forwarded_variables
 from pycoll.tools.doctor.probes import CONNECT_S, ELSEWHERE_S, TALKS_S
 from pycoll.tools.doctor.survey import Survey, survey_of
 
@@ -65,7 +65,7 @@ class Relay:
 
     def run(self) -> Survey:
         """Return the survey. Raises InvalidArgumentError for options that cannot work."""
-        environment = carried(os.environ, self._options)
+        environment = forwarded_variables(os.environ, self._options)
         servers: list[threading.Thread] = []
         try:
             for host in self._options.hosts:
@@ -111,7 +111,7 @@ class Relay:
         one = self._hosts[number]
         words = threading.Thread(target=one.keep_words, daemon=True)
         words.start()
-        watch = self._watched(number, self._options.start_timeout_s)
+        watch = self._watch(number, self._options.start_timeout_s)
         one.order(
             {
                 "mark": self._mark,
@@ -128,12 +128,12 @@ class Relay:
             reader.rest(piece)
             for note in notes:
                 watch.cancel()
-                blobs = self._gathered(number, round_, base64.b64decode(note["blob"]))
+                blobs = self._gather(number, round_, base64.b64decode(note["blob"]))
                 round_ += 1
                 coded = [base64.b64encode(blob).decode() for blob in blobs]
                 one.order({"blobs": coded})
                 # Later than the other doctors notice it, for one that has no others.
-                watch = self._watched(number, 2 * _ROUND_S)
+                watch = self._watch(number, 2 * _ROUND_S)
             notes.clear()
         watch.cancel()
         one.process.wait()
@@ -145,7 +145,7 @@ class Relay:
             self._alive.discard(number)
             self._change.notify_all()
 
-    def _watched(self, number: int, limit: float) -> threading.Timer:
+    def _watch(self, number: int, limit: float) -> threading.Timer:
         """Return a timer that ends a doctor which has not answered in time."""
         start = "" if self._rounds else " (--start-timeout sets it)"
         reason = f"no answer within {limit:g} s{start}"
@@ -162,7 +162,7 @@ class Relay:
             self._change.notify_all()
         one.process.kill()
 
-    def _gathered(self, number: int, round_: int, blob: bytes) -> Sequence[bytes]:
+    def _gather(self, number: int, round_: int, blob: bytes) -> Sequence[bytes]:
         """Add a blob to a round and return those of all hosts, once they are there."""
         limit = _ROUND_S if round_ else self._options.start_timeout_s + 1.0
         with self._change:

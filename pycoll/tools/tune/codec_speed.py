@@ -28,10 +28,10 @@ def measured_rates(quick: bool = False) -> tuple[CodecRate, ...]:
     nbytes, runs = (QUICK_NBYTES, QUICK_RUNS) if quick else (NBYTES, RUNS)
     values = np.random.default_rng(1).standard_normal(nbytes // 4).astype(np.float32)
     codecs = (BF16(), FP8(), Block("int4"), Block("int8"), RandomK(_DENSITY, 1), Sign())
-    return tuple(_measured(one, values, runs) for one in (*codecs, TopK(_DENSITY)))
+    return tuple(_measure(one, values, runs) for one in (*codecs, TopK(_DENSITY)))
 
 
-def described(rates: tuple[CodecRate, ...]) -> Iterator[str]:
+def describe(rates: tuple[CodecRate, ...]) -> Iterator[str]:
     """The lines of the report."""
     for number, one in enumerate(rates):
         yield (
@@ -40,7 +40,7 @@ def described(rates: tuple[CodecRate, ...]) -> Iterator[str]:
         )
 
 
-def _measured(codec: Codec, values: Any, runs: int) -> CodecRate:
+def _measure(codec: Codec, values: Any, runs: int) -> CodecRate:
     from pycoll import _core
 
     described_as = codec.modelled(len(values))

@@ -37,7 +37,7 @@ from pycoll.errors import InvalidArgumentError, PycollError
 from pycoll.tools.bench.command import progress_bar
 from pycoll.tools.bench.measuring import BenchOptions, hosts_of, measure
 from pycoll.tools.bench.metrics import Measurement
-from pycoll.tools.tune.codec_speed import described, measured_rates
+from pycoll.tools.tune.codec_speed import describe, measured_rates
 from pycoll.tools.tune.fit import Fit, Observation, fit
 from pycoll.tools.tune.machine_links import (
     COLLECTIVES,
@@ -189,7 +189,7 @@ class HostsTuner:
                 self._measure(phase, lambda: self._progress.advance(task))
         blob = b""
         if self._comm.rank == 0:
-            blob = json.dumps(tuning_file.network_as_json(self._fitted(phases))).encode()
+            blob = json.dumps(tuning_file.network_as_json(self._fit_network(phases))).encode()
         return tuning_file.network_from_json(json.loads(self._comm._gather_blobs(blob)[0]))
 
     def _cases(self, phase: Phase) -> Iterator[tuple[str, int, list[str]]]:
@@ -247,28 +247,28 @@ class HostsTuner:
         seconds = line.median_s if phase.concurrent > 1 else line.quartile_s
         times[case] = max(seconds, times.get(case, 0.0))
 
-    def _fitted(self, phases: Sequence[Phase]) -> Network:
+    def _fit_network(self, phases: Sequence[Phase]) -> Network:
         alone, *more = phases
         one_host = len(self._comm.hosts) == 1
         transport = DOMAINS if one_host else transport_across(self._comm._identities)
-        found = fit(self._observed(alone.name), LINKS[transport])
+        found = fit(self._observations(alone.name), LINKS[transport])
         across = found.link
         for phase in more:
             if phase.concurrent:
-                across = with_whole_link(across, self._observed(phase.name))
+                across = with_whole_link(across, self._observations(phase.name))
         medium = Medium(across, self._segment(alone.name))
         self._tell(transport, medium, alone.name, found)
         inside = None
         for phase in more:
             if not phase.concurrent:
-                found = fit(self._observed(phase.name), LINKS["shm"], spills_from=spills_from())
+                found = fit(self._observations(phase.name), LINKS["shm"], spills_from=spills_from())
                 inside = Medium(found.link, self._segment(phase.name))
                 self._tell("inside", inside, phase.name, found)
         hosts = {name.rpartition(":")[0] for name in self._comm._names}
         made = datetime.date.today().isoformat()
         return Network(tuple(sorted(hosts)), transport, medium, inside, made)
 
-    def _observed(self, phase: str) -> list[Observation]:
+    def _observations(self, phase: str) -> list[Observation]:
         return observations(self._times[phase])
 
     def _segment(self, phase: str) -> int:
@@ -303,17 +303,17 @@ def run_tune_hosts(options: HostsOptions, say: Callable[[str], None]) -> Network
     comm = pycoll.init()
     try:
         topology = hosts_of(comm)
-        links = _measured(topology, ranks_per_core(comm._identities))
+        links = _measured_ends(topology, ranks_per_core(comm._identities))
         leads = topology.local_rank(comm.rank) == 0 if options.path is None else comm.rank == 0
-        path = _agreed(comm, lambda: place_to_store(options.path) if leads else None)
+        path = _agree_on(comm, lambda: place_to_store(options.path) if leads else None)
         if comm.rank == 0:
             say(f"measuring links between {links} with {comm.size} ranks")
         network = HostsTuner(comm, options, say).run()
         codecs = _slowest_rates(comm, topology, options.quick)
         if comm.rank == 0:
-            for line in described(codecs):
+            for line in describe(codecs):
                 say(line)
-        _agreed(comm, lambda: _store(network, codecs, path))
+        _agree_on(comm, lambda: _store(network, codecs, path))
         if comm.rank == 0:
             where = f"on every host, here in {path}" if options.path is None else f"in {path}"
             say(f"stored {where}, for {network}")
@@ -322,7 +322,7 @@ def run_tune_hosts(options: HostsOptions, say: Callable[[str], None]) -> Network
         pycoll.finalize()
 
 
-def _measured(topology: Topology, oversubscription: float) -> str:
+def _measured_ends(topology: Topology, oversubscription: float) -> str:
     """The text for the ends of the measured links; raises InvalidArgumentError if there is none."""
     hosts = len(topology.hosts)
     if hosts > 1:
@@ -359,7 +359,7 @@ def _store(network: Network, codecs: tuple[CodecRate, ...], path: Path | None) -
         raise InvalidArgumentError(f"cannot store {str(path)!r}: {error.strerror}") from None
 
 
-def _agreed(comm: Communicator, act: Callable[[], _T]) -> _T | None:
+def _agree_on(comm: Communicator, act: Callable[[], _T]) -> _T | None:
     """The result of ``act``; raises InvalidArgumentError on all ranks if one rank raised it."""
     found, refusal = None, ""
     try:

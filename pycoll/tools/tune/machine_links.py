@@ -54,7 +54,7 @@ from pycoll.tools.bench.command import launch_bench, progress_bar
 from pycoll.tools.bench.measuring import BenchOptions
 from pycoll.tools.bench.metrics import Measurement
 from pycoll.tools.outputs import check_output
-from pycoll.tools.tune.codec_speed import described, measured_rates
+from pycoll.tools.tune.codec_speed import describe, measured_rates
 from pycoll.tools.tune.fit import Fit, Observation, fit
 
 #: Collectives whose plans separate the cost of moving from that of combining.
@@ -138,7 +138,7 @@ class Case:
     concurrent: int = 0
     memory: str = ORDINARY
 
-    def observed(self, seconds: float) -> Observation:
+    def observation(self, seconds: float) -> Observation:
         """The observation of this case: the time, and the costs of the case by the model."""
         algorithm = lookup(Collective[self.collective.upper()], self.algorithm)
         topology = (
@@ -170,7 +170,7 @@ def observations(times: Times) -> list[Observation]:
     cases = Counter(case.collective for case in times)
     each = len(times) / len(cases)
     return [
-        replace(case.observed(seconds), weight=each / cases[case.collective])
+        replace(case.observation(seconds), weight=each / cases[case.collective])
         for case, seconds in times.items()
     ]
 
@@ -205,7 +205,7 @@ class Tuner:
         """
         with self._progress:
             codecs = measured_rates(self._options.quick)
-            for line in described(codecs):
+            for line in describe(codecs):
                 self._say(line)
             for transport in self._options.transports:
                 if transport == "shm":
@@ -484,7 +484,7 @@ class Compared(NamedTuple):
         return self.predicted_s / self.measured_s
 
 
-def compared(asked: Comparison, config: Config, parameters: Parameters) -> Iterator[Compared]:
+def compare_sizes(asked: Comparison, config: Config, parameters: Parameters) -> Iterator[Compared]:
     """Measures and predicts every size.
 
     Raises PycollError if a job failed, and InvalidArgumentError for a request that cannot be
@@ -503,7 +503,7 @@ def compared(asked: Comparison, config: Config, parameters: Parameters) -> Itera
         yield Compared(size, name, predicted, statistics.median(times))
 
 
-def predicted_and_measured(
+def comparison_lines(
     collective: str,
     ranks: int,
     nbytes: int,
@@ -520,7 +520,7 @@ def predicted_and_measured(
     measured.
     """
     asked = Comparison(collective, ranks, min(nbytes, 64), nbytes, algorithm, memory)
-    lines = compared(asked, config, parameters)
+    lines = compare_sizes(asked, config, parameters)
     head = f"  {'bytes':>10} {'predicted':>12} {'measured':>12} {'pred./meas.':>11}  algorithm"
     for number, one in enumerate(lines):
         if number == 0:

@@ -17,7 +17,7 @@ from pycoll.errors import InvalidArgumentError, PycollError, TimeoutError
 from pycoll.torch.c10d.watcher import Watcher
 
 
-def translated(error: BaseException) -> BaseException:
+def translate_error(error: BaseException) -> BaseException:
     """The error that programs for torch catch in place of an error of pycoll.
 
     InvalidArgumentError, which is a ValueError, stays itself; other errors of pycoll become
@@ -135,8 +135,8 @@ class Pending(TorchWork):
                     told = self._works[0].wait(timeout)
                 except BaseException as error:
                     if timeout is not None and not self._works[0].done():
-                        raise translated(error) from error
-                    self._error = translated(error)
+                        raise translate_error(error) from error
+                    self._error = translate_error(error)
                     self._done = True
                     return
                 self._works.pop(0)
@@ -150,7 +150,7 @@ class Pending(TorchWork):
             if self._finish is not None:
                 self._finish()
         except BaseException as error:
-            self._error = translated(error)
+            self._error = translate_error(error)
 
 
 class Launched(Pending):
@@ -169,7 +169,7 @@ class Launched(Pending):
             try:
                 self._join(timeout.total_seconds() if timeout else None)
             except BaseException as error:
-                self._error = translated(error)
+                self._error = translate_error(error)
                 raise self._error from error
         return True
 
@@ -178,7 +178,7 @@ class Launched(Pending):
         try:
             return self._error is not None or all(work.done() for work in self._works)
         except Exception as error:
-            self._error = translated(error)
+            self._error = translate_error(error)
             return True
 
     def get_future(self) -> Any:
@@ -197,7 +197,7 @@ class Launched(Pending):
             try:
                 self._join(timeout)
             except BaseException as error:
-                self._error = translated(error)
+                self._error = translate_error(error)
 
     def _join(self, timeout: float | None) -> None:
         for work in self._works:
@@ -224,6 +224,6 @@ def pending(
     return (Launched if on_device else Pending)(works, outputs, watcher, finish, source)
 
 
-def completed(outputs: list[torch.Tensor], watcher: Watcher) -> Pending:
+def completed_handle(outputs: list[torch.Tensor], watcher: Watcher) -> Pending:
     """The handle of an operation that has already run."""
     return Pending([], outputs, watcher)

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from pycoll.comm.communicator import Communicator
-from pycoll.torch.c10d.group_work import translated
+from pycoll.torch.c10d.group_work import translate_error
 from pycoll.torch.c10d.other_backends import NAME, Origin, group_of, named_backends
 from pycoll.torch.c10d.watcher import Watcher
 from pycoll.torch.memory.storages import SharedStorages, shared_tensor
@@ -162,7 +162,7 @@ class Membership(dist.ProcessGroup):
         try:
             comm = self.communicator.split(min(ranks) if is_inside else None, place)
         except Exception as error:
-            raise translated(error) from error
+            raise translate_error(error) from error
         if comm is None:
             return None
         origin = self._origin_of_part(list(ranks), group_name or "part", timeout)

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from pycoll.comm.work import Work
-from pycoll.torch.c10d.group_work import Pending, completed, pending, translated
+from pycoll.torch.c10d.group_work import Pending, completed_handle, pending, translate_error
 from pycoll.torch.c10d.membership import Membership, by_device, close_all
 from pycoll.torch.c10d.shapes import (
     Finish,
@@ -51,7 +51,7 @@ class PycollProcessGroup(Membership):
         op = _op(opts)
         if tensor.is_sparse:
             reduce_sparse(self.communicator, tensor, word_of(op))
-            return completed(list(tensors), self._watcher)
+            return completed_handle(list(tensors), self._watcher)
         target, back = writable(tensor)
         if back is None and self._storages is not None:
             self._storages.move_gradient(target)
@@ -74,11 +74,11 @@ class PycollProcessGroup(Membership):
                     self.communicator.all_reduce(ends.source, word_of(op), out=ends.target)
                     backs.append(ends.back)
         except Exception as error:
-            raise translated(error) from error
+            raise translate_error(error) from error
         done = together(*backs)
         if done is not None:
             done()
-        return completed(list(tensors), self._watcher)
+        return completed_handle(list(tensors), self._watcher)
 
     @by_device
     def reduce(self, tensors: Tensors, opts: Any) -> Pending:
@@ -330,14 +330,14 @@ class PycollProcessGroup(Membership):
         try:
             work: Work = getattr(self.communicator, name)(*args, async_op=True, **words)
         except Exception as error:
-            raise translated(error) from error
+            raise translate_error(error) from error
         return work
 
     def _message(self, name: str, *args: Any) -> Work:
         try:
             work: Work = getattr(self.communicator, name)(*args)
         except Exception as error:
-            raise translated(error) from error
+            raise translate_error(error) from error
         return work
 
     def _pending(
@@ -386,7 +386,7 @@ class PycollProcessGroup(Membership):
             if is_uniform(self.communicator, splits, wanted, rows, capacity):
                 return self._call("all_to_all", source, out=target)
         except Exception as error:
-            raise translated(error) from error
+            raise translate_error(error) from error
         return self._call("all_to_all", source, splits, out=target)
 
     def _equal_splits(self, tensor: torch.Tensor) -> list[int]:

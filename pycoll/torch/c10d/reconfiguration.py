@@ -15,7 +15,7 @@ from pycoll.comm.communicator import Communicator
 from pycoll.comm.start_tuning import tuning_text
 from pycoll.config import Config
 from pycoll.errors import PycollError
-from pycoll.torch.c10d.group_work import Pending, completed, translated
+from pycoll.torch.c10d.group_work import Pending, completed_handle, translate_error
 from pycoll.torch.c10d.other_backends import NAME, Origin, named_backends
 from pycoll.torch.c10d.process_group import PycollProcessGroup
 from pycoll.torch.c10d.watcher import Watcher
@@ -88,11 +88,11 @@ class ReconfigurableGroup(PycollProcessGroup):
         try:
             self._enter(int(opts.uuid), listed, Deadline(seconds if seconds > 0 else self._seconds))
         except PycollError as error:
-            failure = translated(error)
+            failure = translate_error(error)
             if failure is error:
                 failure = dist.DistBackendError(f"pycoll: reconfigure: {error}")
             raise failure from error
-        return completed([], self._watcher)
+        return completed_handle([], self._watcher)
 
     def abort(self) -> None:
         """End all operations, here and on the other members; reconfigure() is possible after it."""

@@ -32,12 +32,12 @@ def adasum(comm: Communicator, mine: torch.Tensor) -> torch.Tensor:
             comm.isend(total, peer)
             comm.irecv(other, peer)
         low, high = (total, other) if comm.rank < peer else (other, total)
-        total = combined(low, high)
+        total = combine(low, high)
         distance *= 2
     return total.clone() if total is mine else total
 
 
-def combined(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def combine(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """The Adasum of two tensors; the arithmetic is done in float64."""
     wide_a, wide_b = a.double().flatten(), b.double().flatten()
     dot = torch.dot(wide_a, wide_b)

@@ -327,7 +327,7 @@ class Controller:
         if records:
             self._timeline.begin_fused([task.key for task in batch], "ALLREDUCE")
         try:
-            results = self._runner.reduced(batch)
+            results = self._runner.reduce(batch)
         except InvalidArgumentError as error:
             for task in batch:
                 self._timeline.end(task.key)
@@ -346,7 +346,7 @@ class Controller:
             self._timeline.begin(task.key, task.kind.upper())
         error: BaseException | None = None
         try:
-            result = self._runner.ran(task)
+            result = self._runner.run(task)
         except (InvalidArgumentError, ValueError) as wrong:
             error = wrong
         if records:

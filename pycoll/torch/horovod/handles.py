@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
-from pycoll.torch.horovod.horovod_world import waited
+from pycoll.torch.horovod.horovod_world import wait_for
 from pycoll.torch.horovod.process_sets import ProcessSet, controller_of
 from pycoll.torch.horovod.tasks import Task
 
@@ -15,7 +15,7 @@ _numbers = itertools.count()
 _tasks: dict[int, tuple[Task, Callable[[Any], Any]]] = {}
 
 
-def started(
+def start_task(
     task: Task, name: str | None, process_set: ProcessSet, finish: Callable[[Any], Any]
 ) -> int:
     """Submit a task; return a handle whose ``synchronize`` returns ``finish(result)``."""
@@ -28,7 +28,7 @@ def started(
 def run(task: Task, name: str | None, process_set: ProcessSet) -> Any:
     """Submit a task and wait for its result."""
     controller_of(process_set).submit(task, name, waits=True)
-    return waited(task)
+    return wait_for(task)
 
 
 def poll(handle: int) -> bool:
@@ -66,4 +66,4 @@ def synchronize(handle: int) -> Any:
     task, finish = found
     if task.done and task.error is None and task.order is None:
         return finish(task.result)
-    return finish(waited(task))
+    return finish(wait_for(task))

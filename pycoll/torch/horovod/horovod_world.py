@@ -100,7 +100,7 @@ class World:
             name = f"change.{self._changes}"
             self._changes += 1
         self.everybody.submit(task, name, waits=True)
-        return waited(task)
+        return wait_for(task)
 
     def finish(self) -> None:
         """Complete deferred steps of optimizers.
@@ -148,7 +148,7 @@ class _State:
 _state = _State()
 
 
-def waited(task: Task) -> Any:
+def wait_for(task: Task) -> Any:
     """Wait for a task and return its result, or raise its error."""
     if not task.done:
         home = task.home
@@ -175,7 +175,7 @@ def _tell_of_waiting(home: Controller, task: Task) -> None:
         )
 
 
-def needed() -> World:
+def current_world() -> World:
     """The world of this process. ValueError before init."""
     if _state.world is None:
         raise ValueError("hvd has not been initialized; call hvd.init() first")
@@ -262,37 +262,37 @@ def is_initialized() -> bool:
 
 def rank() -> int:
     """The rank of this process, from 0. ValueError before init()."""
-    return needed().rank
+    return current_world().rank
 
 
 def size() -> int:
     """The number of ranks. ValueError before init()."""
-    return needed().size
+    return current_world().size
 
 
 def local_rank() -> int:
     """The position of this rank among the ranks of its host, from 0. ValueError before init()."""
-    return needed().local_rank
+    return current_world().local_rank
 
 
 def local_size() -> int:
     """The number of ranks on this host. ValueError before init()."""
-    return needed().local_size
+    return current_world().local_size
 
 
 def cross_rank() -> int:
     """The position of this host among hosts with this local rank. ValueError before init()."""
-    return needed().cross_rank
+    return current_world().cross_rank
 
 
 def cross_size() -> int:
     """The number of hosts with this local rank. ValueError before init()."""
-    return needed().cross_size
+    return current_world().cross_size
 
 
 def is_homogeneous() -> bool:
     """Whether all hosts have equally many ranks. ValueError before init()."""
-    return needed().homogeneous
+    return current_world().homogeneous
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
@@ -303,7 +303,7 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
 
     Errors: ValueError before init() and while a record is open.
     """
-    world = needed()
+    world = current_world()
     world.timeline.start(str(file_path), world.rank, mark_cycles)
 
 
@@ -312,4 +312,4 @@ def stop_timeline() -> None:
 
     Errors: ValueError before init().
     """
-    needed().timeline.stop()
+    current_world().timeline.stop()

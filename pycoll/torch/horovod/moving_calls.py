@@ -12,7 +12,7 @@ import torch
 
 from pycoll.torch.horovod import horovod_world
 from pycoll.torch.horovod.controller import JOIN
-from pycoll.torch.horovod.handles import run, started
+from pycoll.torch.horovod.handles import run, start_task
 from pycoll.torch.horovod.process_sets import (
     ProcessSet,
     controller_of,
@@ -33,7 +33,7 @@ from pycoll.torch.memory.places import check_places
 Tensors = Sequence[torch.Tensor]
 
 
-def _averaged(grads: Tensors, name: str | None, process_set: ProcessSet) -> list[torch.Tensor]:
+def _average(grads: Tensors, name: str | None, process_set: ProcessSet) -> list[torch.Tensor]:
     """Average gradients over the ranks, as Horovod does for results that every rank has."""
     outputs = [one.new_empty(one.shape) for one in grads]
     found: list[torch.Tensor] = run(
@@ -60,7 +60,7 @@ class _AllGather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        averaged = _averaged(grads, ctx.name, ctx.process_set)
+        averaged = _average(grads, ctx.name, ctx.process_set)
         own = [
             one.narrow(0, start, length).reshape(shape)
             for one, (start, length), shape in zip(averaged, ctx.parts, ctx.shapes, strict=True)
@@ -81,7 +81,7 @@ class _Broadcast(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        (averaged,) = _averaged(grads, ctx.name, ctx.process_set)
+        (averaged,) = _average(grads, ctx.name, ctx.process_set)
         if horovod_world.rank() != ctx.root:
             averaged.zero_()
         return averaged, None, None, None
@@ -119,7 +119,7 @@ def allgather_async(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
     """Start ``allgather`` and return a handle; ``synchronize`` returns its result."""
-    return started(AllGather([tensor]), name, process_set, lambda result: result[0][0])
+    return start_task(AllGather([tensor]), name, process_set, lambda result: result[0][0])
 
 
 def allgather(
@@ -149,7 +149,7 @@ def grouped_allgather_async(
     tensors: Tensors, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
     """Start ``grouped_allgather`` and return one handle."""
-    return started(AllGather(list(tensors)), name, process_set, lambda result: list(result[0]))
+    return start_task(AllGather(list(tensors)), name, process_set, lambda result: list(result[0]))
 
 
 def grouped_allgather(
@@ -181,7 +181,7 @@ def broadcast_async(
 ) -> int:
     """Start ``broadcast`` and return a handle; ``synchronize`` returns its result."""
     output = tensor.new_empty(tensor.shape)
-    return started(
+    return start_task(
         _broadcast_task(tensor, output, root_rank, process_set), name, process_set, _as_it_is
     )
 
@@ -194,7 +194,7 @@ def broadcast_async_(
 ) -> int:
     """Start ``broadcast_`` and return a handle. Do not use the tensor until it is synchronized."""
     check_places("tensor", [tensor])
-    return started(
+    return start_task(
         _broadcast_task(tensor, tensor, root_rank, process_set), name, process_set, _as_it_is
     )
 
@@ -272,7 +272,7 @@ def alltoall_async(
 ) -> int:
     """Start ``alltoall`` and return a handle for the received rows and the received splits."""
     task = AllToAll(tensor, _checked_splits(tensor, splits, process_set))
-    return started(task, name, process_set, _as_it_is)
+    return start_task(task, name, process_set, _as_it_is)
 
 
 def alltoall(

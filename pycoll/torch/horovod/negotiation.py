@@ -212,7 +212,7 @@ class Negotiation:
         ready = self._ready_by(bits)
         for one in ready:
             self._drop(one.key)
-        ready = [self._standing_aside(one) for one in ready]
+        ready = [self._with_join_problem(one) for one in ready]
         if all_quiet:
             return Round(ready, None, [])
         by_text = self._share_news(*self._words)
@@ -277,7 +277,7 @@ class Negotiation:
             ready += self._give_up(key)
         stalled = []
         for key in dict.fromkeys(key for each in messages for key in each["slow"]):
-            stalled += self._stalled(key)
+            stalled += self._report_stalled(key)
         last = None
         if len(self._joined) == self._comm.size:
             last = self._ranks[joined_now[-1]]
@@ -299,9 +299,9 @@ class Negotiation:
         ready = Ready(key, terms, "")
         if not passing:
             self._learn(ready)
-        return self._standing_aside(ready)
+        return self._with_join_problem(ready)
 
-    def _standing_aside(self, ready: Ready) -> Ready:
+    def _with_join_problem(self, ready: Ready) -> Ready:
         """The entry, with a problem if ranks have joined and its operation cannot take zeros."""
         if not self._joined or json.loads(ready.terms).get("joinable"):
             return ready
@@ -332,7 +332,7 @@ class Negotiation:
         )
         return [Ready(key, announced[min(announced)], text)]
 
-    def _stalled(self, key: str) -> list[Stalled]:
+    def _report_stalled(self, key: str) -> list[Stalled]:
         """Report a name that some rank has waited for long; a known name as in ``_give_up``."""
         if key in self._numbers:
             self._forget(key)

@@ -23,7 +23,7 @@ class _Objects(Collective):
     kind = "object"
 
 
-def _dumped(obj: Any) -> Parts | InvalidArgumentError:
+def _dump(obj: Any) -> Parts | InvalidArgumentError:
     """Pickle the object, by cloudpickle where it is installed; the error where that fails."""
     try:
         return dump(obj, dumps=dumps)
@@ -31,7 +31,7 @@ def _dumped(obj: Any) -> Parts | InvalidArgumentError:
         return error
 
 
-def _moved(
+def _run_task(
     mine: Parts | InvalidArgumentError | None,
     task: _Objects,
     name: str | None,
@@ -73,10 +73,10 @@ def broadcast_object(
     """
     is_root = horovod_world.rank() == root_rank
     root = place_of(root_rank, process_set)
-    mine = _dumped(obj) if is_root else None
+    mine = _dump(obj) if is_root else None
     terms = {"what": "broadcast_object", "root_rank": root_rank}
     task = _Objects(terms, lambda comm: comm._broadcast_parts(mine, root))
-    parts: Parts = _moved(mine, task, name, process_set)
+    parts: Parts = _run_task(mine, task, name, process_set)
     return obj if is_root else load(parts)
 
 
@@ -95,7 +95,7 @@ def allgather_object(
     Cost: one all-gather of the pickled bytes. Unpickling runs code that the other ranks choose (see
     SECURITY.md).
     """
-    mine = _dumped(obj)
+    mine = _dump(obj)
     task = _Objects({"what": "allgather_object"}, lambda comm: comm._all_gather_parts(mine))
-    found: list[Parts] = _moved(mine, task, name, process_set)
+    found: list[Parts] = _run_task(mine, task, name, process_set)
     return [load(one) for one in found]

@@ -58,7 +58,7 @@ class ProcessSet:
         return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks})"
 
     def _members(self) -> list[int]:
-        horovod_world.needed()
+        horovod_world.current_world()
         assert self.ranks is not None, "only the global set has no ranks before init"
         return self.ranks
 
@@ -150,7 +150,7 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
     size = horovod_world.size()
     if not found.ranks or min(found.ranks) < 0 or max(found.ranks) >= size:
         raise ValueError(f"{found}: expected at least one rank, all from 0 to {size - 1}")
-    found.process_set_id = horovod_world.needed().add_set(found.ranks)
+    found.process_set_id = horovod_world.current_world().add_set(found.ranks)
     return found
 
 
@@ -162,7 +162,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     number = process_set.process_set_id
     if not number:
         return False
-    horovod_world.needed().remove_set(number)
+    horovod_world.current_world().remove_set(number)
     process_set.process_set_id = None
     return True
 
@@ -170,7 +170,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 def controller_of(process_set: ProcessSet) -> Controller:
     """The controller that runs the operations of a set. ValueError if this rank has none."""
     if process_set is global_process_set:
-        return horovod_world.needed().everybody
+        return horovod_world.current_world().everybody
     if not isinstance(process_set, ProcessSet):
         raise ValueError(f"process_set is {process_set!r}: expected a ProcessSet")
-    return horovod_world.needed().controller(process_set.process_set_id, process_set)
+    return horovod_world.current_world().controller(process_set.process_set_id, process_set)

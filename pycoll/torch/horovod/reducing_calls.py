@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 
 from pycoll.torch.compression import Compression, Compressor
-from pycoll.torch.horovod.handles import run, started
+from pycoll.torch.horovod.handles import run, start_task
 from pycoll.torch.horovod.horovod_errors import HorovodInternalError
 from pycoll.torch.horovod.moving_calls import gathered
 from pycoll.torch.horovod.process_sets import ProcessSet, global_process_set
@@ -29,9 +29,9 @@ from pycoll.torch.horovod.scaled_ops import (
     Average,
     ReduceOp,
     Sum,
-    checked,
-    chosen,
-    scaled,
+    check_op,
+    choose_op,
+    scale_tensor,
 )
 from pycoll.torch.horovod.tasks import AllReduce, ReduceScatter, Reduction, reduction_of
 from pycoll.torch.memory.places import check_places
@@ -50,7 +50,7 @@ class How(NamedTuple):
         reduction = self.reduction
         size = self.process_set.size() if reduction.op == Sum else 1
         assert size is not None
-        return scaled(given, size * reduction.prescale * reduction.postscale)
+        return scale_tensor(given, size * reduction.prescale * reduction.postscale)
 
 
 #: Reductions by earlier arguments, without Adasum, whose validity depends on the ranks. A training
@@ -65,11 +65,11 @@ def _how(
     """The reduction that the arguments describe; ValueError where they are invalid."""
     try:
         known = _known.get((op, average, prescale, postscale))
-    except TypeError:  # op or average is not hashable, so it is invalid: ``chosen`` raises
+    except TypeError:  # op or average is not hashable, so it is invalid: ``choose_op`` raises
         known = None
     if known is not None:
         return known
-    reduction = reduction_of(chosen(op, average), float(prescale), float(postscale))
+    reduction = reduction_of(choose_op(op, average), float(prescale), float(postscale))
     if reduction.op is Adasum:
         if process_set.process_set_id != 0:
             raise ValueError(f"op is Adasum and process_set is {process_set}: it needs all ranks")
@@ -155,7 +155,7 @@ def allreduce_async(
     tensors = _checked_tensor(tensor)
     how = _how(op, average, prescale_factor, postscale_factor, process_set)
     task = AllReduce(tensors, _new_like(tensors), how)
-    return started(task, name, process_set, _only)
+    return start_task(task, name, process_set, _only)
 
 
 def allreduce_async_(
@@ -171,7 +171,7 @@ def allreduce_async_(
     tensors = _checked_tensor(tensor)
     check_places("tensor", tensors)
     how = _how(op, average, prescale_factor, postscale_factor, process_set)
-    return started(AllReduce(tensors, tensors, how), name, process_set, _only)
+    return start_task(AllReduce(tensors, tensors, how), name, process_set, _only)
 
 
 def allreduce(
@@ -249,7 +249,7 @@ def grouped_allreduce_async(
     """Start ``grouped_allreduce`` without compression and return one handle."""
     found = _checked_tensors(tensors)
     how = _how(op, average, prescale_factor, postscale_factor, process_set)
-    return started(AllReduce(found, _new_like(found), how), name, process_set, list)
+    return start_task(AllReduce(found, _new_like(found), how), name, process_set, list)
 
 
 def grouped_allreduce_async_(
@@ -265,7 +265,7 @@ def grouped_allreduce_async_(
     found = _checked_tensors(tensors)
     check_places("tensors", found)
     how = _how(op, average, prescale_factor, postscale_factor, process_set)
-    return started(AllReduce(found, found, how), name, process_set, list)
+    return start_task(AllReduce(found, found, how), name, process_set, list)
 
 
 def grouped_allreduce(
@@ -308,11 +308,11 @@ def grouped_allreduce_(
     return found
 
 
-def _scattered(tensors: Any, op: Any) -> tuple[list[torch.Tensor], ReduceOp]:
+def _check_scatter(tensors: Any, op: Any) -> tuple[list[torch.Tensor], ReduceOp]:
     found = _checked_tensors(tensors)
     if any(one.dim() == 0 for one in found):
         raise ValueError("reducescatter of a scalar: there are no rows to give to the ranks")
-    reduction = checked(op)
+    reduction = check_op(op)
     if reduction == Adasum:
         raise HorovodInternalError(
             "op is Adasum, which reducescatter does not support: use allreduce"
@@ -329,10 +329,10 @@ def reducescatter_async(
     postscale_factor: float = 1.0,
 ) -> int:
     """Start ``reducescatter`` without compression and return a handle."""
-    tensors, reduction = _scattered([tensor], op)
+    tensors, reduction = _check_scatter([tensor], op)
     how = _how(reduction, None, prescale_factor, postscale_factor, process_set)
     task = ReduceScatter(tensors, how)
-    return started(task, name, process_set, _only)
+    return start_task(task, name, process_set, _only)
 
 
 def reducescatter(
@@ -371,10 +371,10 @@ def grouped_reducescatter_async(
     postscale_factor: float = 1.0,
 ) -> int:
     """Start ``grouped_reducescatter`` without compression and return one handle."""
-    found, reduction = _scattered(tensors, op)
+    found, reduction = _check_scatter(tensors, op)
     how = _how(reduction, None, prescale_factor, postscale_factor, process_set)
     task = ReduceScatter(found, how)
-    return started(task, name, process_set, list)
+    return start_task(task, name, process_set, list)
 
 
 def grouped_reducescatter(
@@ -387,7 +387,7 @@ def grouped_reducescatter(
     postscale_factor: float = 1.0,
 ) -> list[torch.Tensor]:
     """``reducescatter`` of several tensors as one operation. Returns a list; gradients flow."""
-    found, reduction = _scattered(tensors, op)
+    found, reduction = _check_scatter(tensors, op)
     how = _how(reduction, None, prescale_factor, postscale_factor, process_set)
     pairs = [compression.compress(one) for one in found]
     reduced = _ReduceScatter.apply(How(how, process_set), name, *(small for small, _ in pairs))

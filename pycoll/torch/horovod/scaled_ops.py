@@ -33,7 +33,7 @@ Product = ReduceOp.Product
 WORDS = {Average: "avg", Sum: "sum", Min: "min", Max: "max", Product: "prod"}
 
 
-def chosen(op: Any, average: Any) -> ReduceOp:
+def choose_op(op: Any, average: Any) -> ReduceOp:
     """The reduction given by ``op`` or by the older argument ``average``; by default Average.
 
     Raises ValueError if both are given, and for a value that is not a reduction.
@@ -42,10 +42,10 @@ def chosen(op: Any, average: Any) -> ReduceOp:
         raise ValueError(f"op is {op!r} and average is {average!r}: give only op")
     if average is not None:
         return Average if average else Sum
-    return Average if op is None else checked(op)
+    return Average if op is None else check_op(op)
 
 
-def checked(op: Any) -> ReduceOp:
+def check_op(op: Any) -> ReduceOp:
     """``op`` as a ReduceOp. ValueError if it is not a reduction."""
     if isinstance(op, ReduceOp):
         return op
@@ -56,7 +56,7 @@ def checked(op: Any) -> ReduceOp:
         raise ValueError(f"op is {op!r}: expected one of {known}") from None
 
 
-def scaled(tensor: torch.Tensor, factor: float) -> torch.Tensor:
+def scale_tensor(tensor: torch.Tensor, factor: float) -> torch.Tensor:
     """``tensor`` times ``factor`` in its own dtype; the tensor itself if the factor is 1.
 
     The product is computed in float64 for integers, and in float32 for floats of fewer bits.

@@ -69,7 +69,7 @@ def order_of(tensors: Sequence[torch.Tensor]) -> Order | None:
 
 
 @contextmanager
-def ordered(tasks: Sequence[Any], streams: Streams) -> Iterator[None]:
+def run_in_order(tasks: Sequence[Any], streams: Streams) -> Iterator[None]:
     """Run the tasks inside ``with``, in one of ``streams`` where they are on a device."""
     orders = [task.order for task in tasks if task.order is not None]
     if not orders:

@@ -18,7 +18,7 @@ from typing import Any
 from pycoll.comm.communicator import Communicator
 from pycoll.errors import InvalidArgumentError, PycollError
 from pycoll.torch.horovod.horovod_errors import HorovodInternalError
-from pycoll.torch.horovod.streams import Streams, ordered
+from pycoll.torch.horovod.streams import Streams, run_in_order
 from pycoll.torch.horovod.tasks import AllReduce, Lists, Task
 from pycoll.torch.memory.storages import SharedStorages
 
@@ -37,25 +37,25 @@ class Runner:
         #: Whether tasks may have tensors on devices.
         self.on_devices = False
 
-    def reduced(self, batch: list[AllReduce]) -> list[tuple[Task, Any]]:
+    def reduce(self, batch: list[AllReduce]) -> list[tuple[Task, Any]]:
         """Run all-reduces as one list; return each task with its result.
 
         A task that failed on this rank alone has its error set, and the result None. Raises
         InvalidArgumentError, equal on all ranks, where nothing was reduced.
         """
         if not self.on_devices:
-            return self._reduced(batch)
-        with ordered(batch, self._streams):
-            return self._reduced(batch)
+            return self._reduce_batch(batch)
+        with run_in_order(batch, self._streams):
+            return self._reduce_batch(batch)
 
-    def ran(self, task: Task) -> Any:
+    def run(self, task: Task) -> Any:
         """Run any other task and return its result; None if the task has an error instead."""
         if not self.on_devices:
-            return self._ran(task)
-        with ordered([task], self._streams):
-            return self._ran(task)
+            return self._run(task)
+        with run_in_order([task], self._streams):
+            return self._run(task)
 
-    def _reduced(self, batch: list[AllReduce]) -> list[tuple[Task, Any]]:
+    def _reduce_batch(self, batch: list[AllReduce]) -> list[tuple[Task, Any]]:
         try:
             self._reduce(batch, AllReduce.enter)
         except InvalidArgumentError:
@@ -91,7 +91,7 @@ class Runner:
             for word, (sources, targets) in lists.items():
                 self._comm.all_reduce(sources, word, out=targets)
 
-    def _ran(self, task: Task) -> Any:
+    def _run(self, task: Task) -> Any:
         try:
             found = task.run(self._comm)
         except (PycollError, ValueError):

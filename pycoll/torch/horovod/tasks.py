@@ -15,7 +15,7 @@ import torch
 
 from pycoll.comm.communicator import Communicator
 from pycoll.torch.horovod.adasum import adasum
-from pycoll.torch.horovod.scaled_ops import WORDS, Adasum, Average, ReduceOp, Sum, scaled
+from pycoll.torch.horovod.scaled_ops import WORDS, Adasum, Average, ReduceOp, Sum, scale_tensor
 from pycoll.torch.horovod.streams import Order, order_of
 
 if TYPE_CHECKING:
@@ -231,7 +231,7 @@ class AllReduce(Task):
             return
         self._held = held = []
         for given, output in zip(self._inputs, outputs, strict=True):
-            source = scaled(plain(given), reduction.prescale)
+            source = scale_tensor(plain(given), reduction.prescale)
             target = output.detach()
             if not target.is_contiguous():
                 target = torch.empty_like(source)
@@ -243,7 +243,7 @@ class AllReduce(Task):
     def enter_apart(self, lists: Lists) -> None:
         """``enter`` with copies of the tensors."""
         sources, targets = lists.setdefault(self._reduction.word, ([], []))
-        self._held = [scaled(_apart(one), self._reduction.prescale) for one in self._inputs]
+        self._held = [scale_tensor(_apart(one), self._reduction.prescale) for one in self._inputs]
         sources += self._held
         targets += self._held
 
@@ -254,20 +254,20 @@ class AllReduce(Task):
         if held is outputs and scale == 1.0:
             return outputs
         for reduced, output in zip(held, outputs, strict=True):
-            value = scaled(reduced, scale)
+            value = scale_tensor(reduced, scale)
             if value.data_ptr() != output.data_ptr():
                 _place(value, output)
         return outputs
 
     def run(self, comm: Communicator) -> list[torch.Tensor]:
         """Run alone: Adasum is a sequence of messages, not a collective."""
-        sources = [scaled(plain(one), self._reduction.prescale) for one in self._inputs]
+        sources = [scale_tensor(plain(one), self._reduction.prescale) for one in self._inputs]
         return [adasum(comm, one) for one in sources]
 
     def put(self, found: list[torch.Tensor]) -> list[torch.Tensor]:
         """Store the results in the outputs."""
         for value, output in zip(found, self._outputs, strict=True):
-            _place(scaled(value, self._reduction.postscale), output)
+            _place(scale_tensor(value, self._reduction.postscale), output)
         return list(self._outputs)
 
 
@@ -351,12 +351,12 @@ class ReduceScatter(Task):
     def run(self, comm: Communicator) -> list[torch.Tensor]:
         """Reduce one tensor after the other."""
         how = self._reduction
-        sources = [scaled(plain(one), how.prescale) for one in self._inputs]
+        sources = [scale_tensor(plain(one), how.prescale) for one in self._inputs]
         return [comm.reduce_scatter(one, how.word) for one in sources]
 
     def put(self, found: list[torch.Tensor]) -> list[torch.Tensor]:
         """Scale the results."""
-        return [scaled(one, self._reduction.postscale) for one in found]
+        return [scale_tensor(one, self._reduction.postscale) for one in found]
 
 
 class Barrier(Task):

@@ -44,7 +44,7 @@ _HARMLESS = {
 
 
 class DeferredParameter(Parameter):
-    """The class of a parameter from ``await_step`` to ``stepped``."""
+    """The class of a parameter from ``await_step`` to ``restore_class``."""
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -87,7 +87,7 @@ class Step(Protocol):
     """The deferred step of a parameter."""
 
     def finish(self, others: Sequence[torch.Tensor] = ()) -> None:
-        """Step the parameter, and those of ``others`` that are deferred; calls ``stepped``."""
+        """Step the parameter and the deferred ones of ``others``; calls ``restore_class``."""
 
     def drop_gradient(self) -> None:
         """Note that the program set the gradient to None; it becomes None after the step."""
@@ -103,7 +103,7 @@ def await_step(parameter: torch.Tensor, step: Step) -> None:
     _waiting.add(id(parameter))
 
 
-def stepped(parameter: torch.Tensor) -> None:
+def restore_class(parameter: torch.Tensor) -> None:
     """Restore the class of a deferred parameter."""
     parameter.__class__ = Parameter
     del vars(parameter)[_STEP]
@@ -178,13 +178,13 @@ class _TestStep:
         self.steps += 1
         with torch.no_grad(), as_parameters():
             self._parameter.add_(1)
-        stepped(self._parameter)
+        restore_class(self._parameter)
 
     def drop_gradient(self) -> None:
         self.drops += 1
 
     def give_up(self) -> None:
-        stepped(self._parameter)
+        restore_class(self._parameter)
 
 
 _EYE = torch.eye(2, dtype=torch.float32, device="cpu")

@@ -38,7 +38,7 @@ from pycoll.torch.memory.deferred_parameter import (
     can_be_deferred,
     finish_own,
     own_parameters,
-    stepped,
+    restore_class,
 )
 from pycoll.torch.optimizers.policy_gradients import ScheduledGradients
 
@@ -186,7 +186,7 @@ class Overlap:
         """Drop all deferred steps; parameters keep their current values."""
         with self._lock:
             for parameter, one in self._waiting.items():
-                stepped(parameter)
+                restore_class(parameter)
                 parameter.grad = None if one.gone else one.grad
             self._waiting.clear()
 
@@ -246,7 +246,7 @@ class Overlap:
         for parameter, one in found.items():
             _leave_gradient(parameter, one, fresh[parameter])
             del self._waiting[parameter]
-            stepped(parameter)
+            restore_class(parameter)
 
     def _step(self, groups: Groups) -> None:
         some = [group for group in groups if group["params"]]

@@ -13,7 +13,7 @@ from pycoll.torch.horovod import horovod_world
 from pycoll.torch.horovod.handles import synchronize
 from pycoll.torch.horovod.process_sets import ProcessSet, controller_of
 from pycoll.torch.horovod.reducing_calls import grouped_allreduce_async_
-from pycoll.torch.horovod.scaled_ops import WORDS, Average, ReduceOp, scaled
+from pycoll.torch.horovod.scaled_ops import WORDS, Average, ReduceOp, scale_tensor
 from pycoll.torch.horovod.tasks import Collective
 from pycoll.torch.optimizers.coded_state import (
     Parameters,
@@ -74,7 +74,7 @@ class Gradients:
             for parameter in bucket:
                 self.bucket_of[parameter] = bucket
                 self.counts[parameter] = 0
-                parameter.register_post_accumulate_grad_hook(self.added)
+                parameter.register_post_accumulate_grad_hook(self.note_gradient)
 
     def touched(self) -> bool:
         """Whether a backward pass has added to a gradient since the last synchronization."""
@@ -98,7 +98,7 @@ class Gradients:
         self.under_way.clear()
         self.counts = dict.fromkeys(self.counts, 0)
 
-    def added(self, parameter: torch.Tensor) -> None:
+    def note_gradient(self, parameter: torch.Tensor) -> None:
         """Count a backward pass that has added to a gradient (hook); may start its bucket."""
         bucket = self.bucket_of[parameter]
         if self.counts[parameter] >= self.passes:
@@ -160,7 +160,7 @@ class Gradients:
         """
         _, op, predivide, _, process_set, *_ = self.settings
         before, after = (1.0 / predivide, predivide) if op == Average else (1.0, 1.0)
-        given = [scaled(dense(one.grad), before) for one in bucket]
+        given = [scale_tensor(dense(one.grad), before) for one in bucket]
         feedback = self.feedbacks.setdefault(bucket, Feedback())
         shapes = [list(one.shape) for one in given]
         kinds = [str(one.dtype).removeprefix("torch.") for one in given]
@@ -173,8 +173,8 @@ class Gradients:
         controller_of(process_set).submit(task, self.names[bucket[0]])
 
         def finish() -> None:
-            for parameter, reduced in zip(bucket, horovod_world.waited(task), strict=True):
-                put_back(parameter, scaled(reduced, after))
+            for parameter, reduced in zip(bucket, horovod_world.wait_for(task), strict=True):
+                put_back(parameter, scale_tensor(reduced, after))
 
         return finish
 

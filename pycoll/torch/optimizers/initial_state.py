@@ -26,12 +26,12 @@ def broadcast_parameters(params: Any, root_rank: int) -> None:
 
     Cost: one broadcast per tensor, all under way together.
     """
-    handles = [broadcast_async_(one, root_rank, name) for name, one in _named(params)]
+    handles = [broadcast_async_(one, root_rank, name) for name, one in _named_tensors(params)]
     for handle in handles:
         synchronize(handle)
 
 
-def _named(params: Any) -> list[tuple[str | None, torch.Tensor]]:
+def _named_tensors(params: Any) -> list[tuple[str | None, torch.Tensor]]:
     if isinstance(params, Mapping):
         # State dicts may have entries that are None; these have no values to broadcast.
         pairs = [(name, one) for name, one in sorted(params.items()) if one is not None]

@@ -17,7 +17,7 @@ import torch
 from pycoll.arrays.registry import empty
 from pycoll.errors import InvalidArgumentError, PycollError
 from pycoll.gradients.codec_choice import check_codecs
-from pycoll.gradients.coded_messages import Kept, loaded, saved
+from pycoll.gradients.coded_messages import Kept, load_state, state_of
 from pycoll.gradients.layout import Entry
 from pycoll.gradients.policies import Policy
 from pycoll.gradients.scheduler import Scheduler
@@ -25,7 +25,7 @@ from pycoll.torch.horovod import horovod_world
 from pycoll.torch.horovod.controller import Controller
 from pycoll.torch.horovod.horovod_errors import HorovodInternalError
 from pycoll.torch.horovod.process_sets import controller_of
-from pycoll.torch.horovod.scaled_ops import WORDS, Average, scaled
+from pycoll.torch.horovod.scaled_ops import WORDS, Average, scale_tensor
 from pycoll.torch.horovod.tasks import Collective
 from pycoll.torch.optimizers.coded_state import as_arrays, as_tensors, check_idle, check_policy
 from pycoll.torch.optimizers.gradients import Settings, dense, put_back
@@ -76,7 +76,7 @@ class ScheduledGradients:
             [self._entry(parameter) for parameter in self.parameters],
         )
         for parameter in self.parameters:
-            parameter.register_post_accumulate_grad_hook(self.added)
+            parameter.register_post_accumulate_grad_hook(self.note_gradient)
 
     def coded_state(self) -> dict[str, Any]:
         """The memory of codecs, for a checkpoint of this rank; see coded_state.py."""
@@ -84,7 +84,7 @@ class ScheduledGradients:
         if self._coded_state is not None:
             return self._coded_state
         if self._scheduler is None:
-            return saved(Kept({}, {}, 0), [])
+            return state_of(Kept({}, {}, 0), [])
         check_idle(self._scheduler.is_open)
         return as_tensors(self._scheduler.state_dict())
 
@@ -92,15 +92,15 @@ class ScheduledGradients:
         """Begin the next step with a ``coded_state()``; None: without residuals."""
         check_policy(entry, has_policy=True)
         entries = [self._entry(parameter) for parameter in self.parameters]
-        found = Kept({}, {}, 0) if entry is None else loaded(as_arrays(entry), entries)
-        self._coded_state = as_tensors(saved(found, entries))
+        found = Kept({}, {}, 0) if entry is None else load_state(as_arrays(entry), entries)
+        self._coded_state = as_tensors(state_of(found, entries))
 
     def reset(self) -> None:
         """Reset the counts of backward passes and forget gradients under way."""
         self.under_way.clear()
         self.counts = dict.fromkeys(self.counts, 0)
 
-    def added(self, parameter: torch.Tensor) -> None:
+    def note_gradient(self, parameter: torch.Tensor) -> None:
         """Count a backward pass that has added to a gradient (hook); may pass it on."""
         if self.counts[parameter] >= self.passes:
             raise AssertionError(
@@ -196,7 +196,7 @@ class ScheduledGradients:
         number = self._numbers[parameter]
         small, note = self.settings.compression.compress(dense(grad))
         view = self._views[number]
-        source = scaled(small, self._before)
+        source = scale_tensor(small, self._before)
         if source.data_ptr() != view.data_ptr():
             view.copy_(source)
         if self._lives_there(parameter, view):
@@ -228,7 +228,7 @@ class ScheduledGradients:
             }
             task = Collective(words, lambda comm: comm.dup())
             home.submit(task, None)
-            comm = horovod_world.waited(task)
+            comm = horovod_world.wait_for(task)
             home.adopt(comm, weakref.WeakMethod(self._before_closing))
             self._shapes = {p: (tuple(p.shape), p.dtype) for p in self.parameters}
             entries = [self._entry(parameter) for parameter in self.parameters]
@@ -241,7 +241,7 @@ class ScheduledGradients:
                     architecture=self.settings.architecture,
                     op=self._word,
                     overlaps=self._overlaps,
-                    allocate=allocated,
+                    allocate=allocate,
                     observer=home.timeline,
                     compress=self.settings.codec,
                 ),
@@ -278,7 +278,7 @@ class ScheduledGradients:
     def _put(self, parameter: torch.Tensor, note: Any) -> None:
         """Store the reduced gradient in the parameter, unless its gradient is the view itself."""
         view = self._views[self._numbers[parameter]]
-        value = self.settings.compression.decompress(scaled(view, self._after), note)
+        value = self.settings.compression.decompress(scale_tensor(view, self._after), note)
         put_back(parameter, value)
 
     def _scales(self) -> tuple[str, float, float]:
@@ -300,7 +300,7 @@ def _as_horovod_errors() -> Iterator[None]:
         raise HorovodInternalError(str(error)) from error
 
 
-def allocated(count: int, kind: str) -> torch.Tensor:
+def allocate(count: int, kind: str) -> torch.Tensor:
     """Allocate a torch tensor of zeros for the scheduler."""
     dtype = getattr(torch, kind)
     made = torch.from_numpy(empty(count * dtype.itemsize, "uint8")).view(dtype)

@@ -10,7 +10,7 @@ import torch
 from pycoll.torch.horovod.handles import synchronize
 from pycoll.torch.horovod.moving_calls import grouped_allgather_async
 from pycoll.torch.horovod.process_sets import ProcessSet, global_process_set
-from pycoll.torch.horovod.scaled_ops import Average, Sum, checked
+from pycoll.torch.horovod.scaled_ops import Average, Sum, check_op
 
 
 def sparse_allreduce_async(
@@ -31,7 +31,7 @@ def sparse_allreduce_async(
 
     Cost: gathers the indices and values of all ranks on every rank.
     """
-    reduction = checked(op)
+    reduction = check_op(op)
     if reduction not in (Sum, Average):
         raise ValueError(f"op is {reduction.name}: sparse tensors support Sum and Average")
     if tensor.layout is not torch.sparse_coo:

@@ -145,7 +145,7 @@ def stored_optimizer(
     steps_here = consistency.name == "bsp"
     if not steps_here:
         check_steppable(optimizer, names)
-    used = _opened(settings, consistency, blocks) if store is None else store
+    used = _open_store(settings, consistency, blocks) if store is None else store
     if steps_here:
         wrapped = wrapped_by(optimizer, MeanWrapped)
         wrapped._policy = None
@@ -159,7 +159,7 @@ def stored_optimizer(
     return wrapped
 
 
-def _opened(settings: Settings, consistency: Consistency, blocks: list[Block]) -> Store:
+def _open_store(settings: Settings, consistency: Consistency, blocks: list[Block]) -> Store:
     """Open a store on the servers of the job; it closes with the world."""
     home = controller_of(settings.process_set)
     if not home.comm.servers:
@@ -173,6 +173,6 @@ def _opened(settings: Settings, consistency: Consistency, blocks: list[Block]) -
     }
     task = Collective(terms, lambda comm: connect(comm, consistency=consistency))
     home.submit(task, None)
-    store: Store = horovod_world.waited(task)
+    store: Store = horovod_world.wait_for(task)
     home.adopt(store)
     return store

@@ -191,7 +191,7 @@ class Wrapped(Distributed):
         super().add_param_group(param_group)  # type: ignore[misc]  # as in step
         groups = self.param_groups
         try:
-            named = self._named(len(groups) - 1, groups[-1])
+            named = self._names_of_group(len(groups) - 1, groups[-1])
         except ValueError:
             groups.pop()
             raise
@@ -200,7 +200,7 @@ class Wrapped(Distributed):
         if isinstance(self._gradients, Gradients):
             self._gradients.include(named)
 
-    def _named(self, number: int, group: dict[str, Any]) -> dict[torch.Tensor, str]:
+    def _names_of_group(self, number: int, group: dict[str, Any]) -> dict[torch.Tensor, str]:
         own = group.get("param_names") or default_names(number, group["params"])
         pairs = zip(group["params"], own, strict=True)
         named = {p: self._names_given.get(p, name) for p, name in pairs}
@@ -302,7 +302,7 @@ class Wrapped(Distributed):
         """
         own: Any = super()
         saved: dict[str, Any] = own.state_dict(*args, **words)
-        coded = self._coded
+        coded = self._coded_gradients
         if coded is not None:
             saved[ENTRY] = coded.coded_state()
         return saved
@@ -320,7 +320,7 @@ class Wrapped(Distributed):
         if ENTRY in state_dict:
             rest = {name: value for name, value in state_dict.items() if name != ENTRY}
         told = super().load_state_dict(rest, *args, **words)  # type: ignore[misc]  # as in step
-        coded = self._coded
+        coded = self._coded_gradients
         if coded is not None:
             coded.load_coded_state(state_dict.get(ENTRY))
         return told
@@ -334,7 +334,7 @@ class Wrapped(Distributed):
 
     def take_state_of(self, state_dict: dict[str, Any]) -> None:
         """Load another rank's ``state_for_others()``, and keep what this rank has left out."""
-        coded = self._coded
+        coded = self._coded_gradients
         if coded is not None and ENTRY in state_dict:
             entry = with_residuals_of(coded.coded_state(), state_dict[ENTRY])
             state_dict = {**state_dict, ENTRY: entry}
@@ -345,12 +345,12 @@ class Wrapped(Distributed):
 
         There a scheduler would begin with the first draws, unlike ranks that have taken a state.
         """
-        coded = self._coded
+        coded = self._coded_gradients
         if coded is not None:
             coded.load_coded_state(coded.coded_state())
 
     @property
-    def _coded(self) -> Gradients | ScheduledGradients | None:
+    def _coded_gradients(self) -> Gradients | ScheduledGradients | None:
         """The object that keeps what a codec leaves out; None without a codec or without peers."""
         if self._settings.codec is None or isinstance(self._gradients, StoredGradients):
             return None
