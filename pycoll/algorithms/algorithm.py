@@ -92,8 +92,8 @@ class Algorithm(NamedTuple):
     ) -> Schedule:
         """Builds the schedule, or only the transfers of rank ``only`` without listing all others.
 
-        Raises InvalidArgumentError if the size, root or rank is out of range, or if the topology is
-        missing, has another size, or has servers that the algorithm does not know.
+        Raises InvalidArgumentError if the size, root or rank is out of range. Raises it as well if
+        the topology is missing, has another size, or has servers that the algorithm does not know.
         """
         if size < 1:
             raise InvalidArgumentError(f"size is {size}; it must be at least 1")

@@ -1,7 +1,7 @@
 """Joining a world: discover the other ranks, authenticate them, connect every pair.
 
-The rest of pycoll calls one of five functions. ``join`` joins one process, ``join_threads`` joins
-ranks that are threads of one process, ``join_part`` makes sub-communicators inside hosts where
+The rest of pycoll calls one of five functions. ``join`` joins one process. ``join_threads`` joins
+ranks that are threads of one process. ``join_part`` makes sub-communicators inside hosts where
 ``can_share`` allows it, and ``join_group`` makes any other sub-communicator. A rank that joins no
 group during ``join_group`` calls ``sit_out``. A ``Successor`` shrinks a communicator.
 """

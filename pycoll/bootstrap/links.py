@@ -196,7 +196,7 @@ class Links:
         ours = claim.peer == self._rank and claim.purpose is Purpose.TCP
         if not ours or claim.rank <= self._rank or claim.rank not in self._socket_peers:
             return Verdict.UNWANTED
-        # A peer may learn before this rank that the two fall back from verbs to tcp, so a verbs
+        # A peer may learn before this rank that the two fall back from verbs to tcp. So a verbs
         # peer may open as many sockets as a tcp peer.
         most = socket_count(self._mine, self._identities[claim.rank])
         return Verdict.ADMITTED if claim.number < most else Verdict.UNWANTED

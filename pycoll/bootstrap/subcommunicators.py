@@ -199,13 +199,13 @@ class _Part:
                         inbox, _HEAD.size, DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
                     )
                 except BlockingIOError:
-                    raise self._nothing(peer, "nothing came") from None
+                    raise self._arrival_error(peer, "nothing came") from None
             split, sender = _HEAD.unpack(head) if len(head) == _HEAD.size else (0, -1)
             if split != self._parent.split:
                 close_all(found)  # they belong to an earlier split, which failed
             elif len(found) != DESCRIPTORS or flags & socket.MSG_CTRUNC:
                 close_all(found)
-                raise self._nothing(sender, "some of its descriptors were lost")
+                raise self._arrival_error(sender, "some of its descriptors were lost")
             elif sender in self._stash or sender not in self._members:
                 close_all(found)
             else:
@@ -215,7 +215,7 @@ class _Part:
     def _label(self, rank: int) -> str:
         return f"rank {self._members.index(rank)} ({self._parent.identities[rank].name})"
 
-    def _nothing(self, peer: int, reason: str) -> errors.TransportError:
+    def _arrival_error(self, peer: int, reason: str) -> errors.TransportError:
         return errors.TransportError(
             f"{self._label(self._parent.rank)} got no shared memory from {self._label(peer)}: "
             f"{reason}; is the limit of open files reached (ulimit -n)?",

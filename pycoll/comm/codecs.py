@@ -44,8 +44,9 @@ class Coding(NamedTuple):
     def segment_bytes(self, least: int, chunk: int) -> int:
         """Return the bytes of values in a segment of data that travels as codes only.
 
-        ``least``: in segments of values. Codes of few bytes cost a message each, so a segment grows
-        while its codes are short and a chunk of ``chunk`` bytes has many segments, which overlap.
+        ``least``: in segments of values. The codes of a segment cost a message, even few bytes. So
+        a segment grows while its codes are short, and while a chunk of ``chunk`` bytes has many
+        segments, which overlap.
         """
         nbytes, found = self.native().nbytes, least
         while nbytes(2 * found // 4) <= _CODES_MAX and 2 * found * _SEGMENTS_MIN <= chunk:

@@ -6,11 +6,11 @@
 | float16, bfloat16 | its values, exactly | rounded once to the type, ties to even |
 | float64 | its values, rounded to float32 | widened, which is exact |
 
-A Feedback of float64 arrays keeps what the rounding to float32 leaves out as well, so the sent
-values plus the residual are the array plus the last residual, bit for bit. The residual goes into
-the array of the next call, at the owner of a part too. A mean of float64 therefore is a sum of
-codes that ``store`` divides: residuals have the unit of the array. The rounding of results to 16
-bits is the same on all ranks and in no residual.
+A Feedback of float64 arrays also keeps what the rounding to float32 leaves out. So the sent values
+plus the residual are the array plus the last residual, bit for bit. The next call adds the residual
+to its array, at the owner of a part too. A mean of float64 therefore is a sum of codes that
+``store`` divides: residuals have the unit of the array. All ranks round results to 16 bits alike,
+and no residual keeps what that leaves out.
 """
 
 from __future__ import annotations

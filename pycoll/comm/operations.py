@@ -602,9 +602,9 @@ def _finish_imports_at_exit() -> None:
 def _finish_imports() -> None:
     """Import the modules that collectives import on first use.
 
-    If the interpreter's end stops a daemon thread inside an import, that thread holds the import's
-    lock for ever, and a finaliser that imports the same module deadlocks. All threads still run
-    while atexit's functions run, so this function waits for imports that are under way.
+    The interpreter's end may stop a daemon thread inside an import. That thread then holds the
+    import's lock for ever, and a finaliser that imports the same module deadlocks. All threads
+    still run while atexit's functions run, so this function waits for imports that are under way.
     """
     under_way = [name for name in sys.modules if name.startswith("pycoll.")]
     for name in (

@@ -235,7 +235,7 @@ def init(
             ticket=ticket,
             bring=_tuning_text,
         )
-        communicator = _made(joined, config)
+        communicator = _workers_communicator(joined, config)
         communicator._replaced = _world.replace
         _world.set(communicator)
         return communicator
@@ -250,7 +250,7 @@ def join_by(engine: Callable[..., Communicator] | None) -> None:
     _world.engine = engine
 
 
-def _made(joined: Joined, config: Config) -> Communicator:
+def _workers_communicator(joined: Joined, config: Config) -> Communicator:
     """Return the communicator of the workers, among all ranks of a job."""
     from pycoll.bootstrap.discovery.roles import count_servers
 

@@ -110,7 +110,7 @@ def agree(comm: Any, name: str, facts: Sequence[Any], lengths: Sequence[int] = (
     All ranks pass equally many lengths. Raises MismatchError on all ranks where facts differ; it
     names the ranks that differ from most others. The communicator stays usable.
     """
-    told = _told(name, facts)
+    told = _describe(name, facts)
     rows = comm.all_gather(np.array([[_tag(told), *lengths]], np.int64), lengths=[1] * comm.size)
     _compare(comm, name, told, rows[:, 0].tolist())
     return rows[:, 1:]
@@ -148,7 +148,7 @@ def to_owners(comm: Any, name: str, facts: Sequence[Any], mine: Encoded) -> list
     It compares ``facts`` before, and raises as ``agree`` does. Raises the error of ``mine``; on
     other ranks ReductionError that names the rank whose codec raised.
     """
-    told, space = _told(name, facts), inline_bytes(comm.size)
+    told, space = _describe(name, facts), inline_bytes(comm.size)
     codes = [NO_CODES] * comm.size if mine.error is not None else mine.codes
     head = np.array([_tag(told), mine.error is not None, *map(len, codes)], np.int64)
     received = comm.all_to_all(np.stack([_slot(head, one, space) for one in codes]))
@@ -259,7 +259,7 @@ def _concatenate(first: Array, later: Array) -> Array:
     return np.concatenate([first, later]) if len(later) else first
 
 
-def _told(name: str, facts: Sequence[Any]) -> bytes:
+def _describe(name: str, facts: Sequence[Any]) -> bytes:
     return f"{name} of {', '.join(map(str, facts))}".encode()
 
 

@@ -15,8 +15,8 @@ from pycoll.compress.feedback import Feedback
 from pycoll.compress.operands import Operands
 from pycoll.errors import InvalidArgumentError
 
-#: The Work of the last exchange, and a function from what it receives to the values of the result,
-#: or to None where it has written them to the memory of the result.
+#: The Work of the last exchange, and a function that turns the received bytes into the values of
+#: the result. The function returns None where it has written the values to the result's memory.
 Started = tuple[Any, Callable[[Any], Array]]
 
 

@@ -167,7 +167,7 @@ class Feedback:
 
     def corrected_piece(self, x: Array, shape: tuple[int, ...], number: int, piece: slice) -> Array:
         """Do the same for a piece of an array of this ``shape``; return one axis."""
-        before = self._kept(self._velocities, shape, x.dtype, number)
+        before = self._array_of(self._velocities, shape, x.dtype, number)
         self._next[number] = velocity = np.zeros(shape, x.dtype)
         own = velocity.reshape(-1)[piece]
         np.multiply(before.reshape(-1)[piece], x.dtype.type(self._momentum), out=own)
@@ -180,7 +180,7 @@ class Feedback:
         Raises InvalidArgumentError where calls before had another shape or dtype.
         """
         self._forget_piece(number)
-        return self._kept(self._residuals, shape, np.dtype(dtype), number)
+        return self._array_of(self._residuals, shape, np.dtype(dtype), number)
 
     def on_device(
         self, shape: tuple[int, ...], number: int, move: Callable[[Any], Any], name: str
@@ -244,7 +244,7 @@ class Feedback:
         One axis each. ``replace`` makes the second one the residual, and nothing else changes: a
         call that fails does not.
         """
-        kept = self._kept(self._residuals, shape, np.dtype(dtype), number)
+        kept = self._array_of(self._residuals, shape, np.dtype(dtype), number)
         found = self._spares.get(number)
         if found is None or found.shape != kept.shape or found.dtype != kept.dtype:
             found = self._spares[number] = np.zeros(kept.shape, kept.dtype)
@@ -258,14 +258,14 @@ class Feedback:
         One axis, zeros in the piece; None where nothing is left. The caller sends it another way,
         and ``ended()`` forgets it. Raises InvalidArgumentError as ``memory`` does.
         """
-        kept = self._kept(self._residuals, shape, np.dtype(dtype), number)
+        kept = self._array_of(self._residuals, shape, np.dtype(dtype), number)
         before = self._pieces.get(number, slice(0, kept.size))
         self._next_pieces[number] = piece
         if piece.start <= before.start and before.stop <= piece.stop:
             return None
         found = kept.reshape(-1).copy()
         if self._momentum:
-            velocity = self._kept(self._velocities, shape, np.dtype(dtype), number)
+            velocity = self._array_of(self._velocities, shape, np.dtype(dtype), number)
             found += velocity.reshape(-1) * found.dtype.type(self._momentum)
         found[piece] = 0
         return found
@@ -338,7 +338,7 @@ class Feedback:
         self._next_pieces.pop(number, None)
 
     @staticmethod
-    def _kept(
+    def _array_of(
         kept: dict[int, Array], shape: tuple[int, ...], dtype: np.dtype[Any], number: int
     ) -> Array:
         found = kept.get(number)

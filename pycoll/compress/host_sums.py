@@ -1,7 +1,7 @@
-"""Which ranks encode, and the sums of the ranks of a host that they encode.
+"""The ranks that encode, and the sums of a host's values that they encode.
 
-In a job of several hosts, of which some have several ranks, the values of a host's ranks are added
-up in full precision before anything is encoded:
+In a job of several hosts, of which some have several ranks, the ranks of a host add up their values
+in full precision before one of them encodes anything:
 
     values of each rank  --all_to_all inside hosts-->  a shard of the host's sums on each rank
     shard                --codes between hosts------>  the folded parts of the shard

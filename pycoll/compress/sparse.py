@@ -117,9 +117,9 @@ class SparseCodec(ComposedCodec):
     ) -> Started:
         """Run all exchanges but the last, which it starts.
 
-        Owners fold the values that arrive in the order of the ranks that encode, and send them on
-        as places and values, or whole where these are fewer bytes. Nothing is left out on the way
-        back.
+        Owners fold the values that arrive, in the order of the ranks that encode. They send on
+        places and values, or the whole part where that has fewer bytes. Nothing is left out on the
+        way back.
         """
         feedback = given.feedback
         facts = [self if feedback is None else self.warmed(feedback), *given.facts()]
@@ -493,8 +493,8 @@ class RandomK(DensityCodec):
     each part is drawn. A collective needs feedback: its ``step`` changes the places from call to
     call.
 
-    If an array has a NaN or an infinity at a place that is not drawn, the value at the first drawn
-    place of the array is sent as NaN, so that all ranks see NaN there. This NaN stands for all
+    An array may have a NaN or an infinity at a place that is not drawn. Then the codec sends NaN at
+    the first drawn place of the array, so that all ranks see NaN there. This NaN stands for all
     values of the array that are not finite: no residual keeps them.
 
     Arguments: ``density``, the share of the values that is sent, above 0 and at most 1; ``seed``,

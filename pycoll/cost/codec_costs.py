@@ -10,7 +10,7 @@ among p ranks:
     broadcast        n            n            at the root
 
 In a hierarchy p is the number of hosts and n the part of the busiest rank of a host. The codec
-works on one piece of a message while the link moves another, so a message of k pieces takes the
+works on one piece of a message while the link moves another. So a message of k pieces takes the
 longer of both times, and the k-th part of the shorter one. Where ranks share cores, nothing
 overlaps.
 

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pycoll.cost.loads import (
     SCHEDULE_SIZE_MAX,
+    first_of,
     load_across,
     load_inside,
-    first_of,
     profile_of_schedule,
 )
 from pycoll.cost.model import Load, Profile

@@ -142,9 +142,10 @@ LINKS: dict[str, Link] = {
 }
 
 
-#: Links between domains of a host, where `pycoll tune` has measured none: the latency and the cost
-#: of a byte of one rank, as multiples of those inside a domain, and the s/byte of a domain's link,
-#: which its ranks share (docs/decisions/levels-inside-hosts.md names the sources).
+#: Links between domains of a host, where `pycoll tune` has measured none. The first two values are
+#: the latency and the cost of a byte of one rank, as multiples of those inside a domain. The third
+#: is the s/byte of a domain's link, which its ranks share; docs/decisions/levels-inside-hosts.md
+#: names the sources.
 FAR_ALPHA, FAR_BETA, DOMAIN_BETA = 4.0, 2.0, 1 / 48e9
 
 

@@ -14,8 +14,8 @@ from pycoll.cost.copying import choose_idle, copied_in_place, kept_by
 from pycoll.cost.extrapolation import extrapolate
 from pycoll.cost.loads import (
     SCHEDULE_SIZE_MAX,
-    load_inside,
     first_of,
+    load_inside,
     profile_of_domains,
     profile_of_schedule,
     streams,

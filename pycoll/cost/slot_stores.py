@@ -1,8 +1,8 @@
 """The stores that fill the slots of shared memory: an agreed value of the tuning.
 
-A slot is filled by ordinary stores, by streaming stores that bypass the caches, or by a string
-instruction, which takes lines over without reading them on processors that can do so. Ordinary
-stores are faster where cache lines move quickly between cores. ``pycoll tune`` stores the value in
+Ordinary stores fill a slot, or streaming stores that bypass the caches, or a string instruction.
+Some processors take lines over for a string instruction without reading them. Ordinary stores are
+faster where cache lines move quickly between cores. ``pycoll tune`` stores the value in
 its file. Where there is no file, rank 0 measures it when it joins (`pycoll.comm.start_tuning`), and
 sends it to all ranks. Communicators keep it until they are closed.
 """

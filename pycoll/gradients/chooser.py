@@ -41,8 +41,8 @@ MERGING = (
     Policy("wfbp"),
     Policy("bsp"),
 )
-#: Candidates that gain only where each layer of the next forward pass waits for its own gradients,
-#: or where parts of a message pass its stages one after the other.
+#: Candidates that gain where each layer of the next forward pass waits for its own gradients, or
+#: where the parts of a message pass its stages one after the other. They gain nothing elsewhere.
 OVERTAKING = (
     *(
         Policy("bytescheduler", partition_bytes=n * MIB, credit_bytes=n * MIB, merge_bytes=MIB)
@@ -104,7 +104,7 @@ def decide(
     points: dict[tuple[Policy, tuple[str, ...]], Point] = {}
     for scene in scenes:
         budget = BUDGET // len(scenes)
-        tried += _tried(policy, scene, points, budget, len(tried))
+        tried += _try_points(policy, scene, points, budget, len(tried))
     tried.sort(key=lambda one: one[:2])
     best = tried[0]
     at_once = next((one for one in tried if not one.singly), best)
@@ -139,7 +139,7 @@ def _architectures(
     return (architecture,)
 
 
-def _tried(
+def _try_points(
     policy: Policy,
     scene: Scene,
     points: dict[tuple[Policy, tuple[str, ...]], Point],
@@ -155,7 +155,7 @@ def _tried(
     # The second scene is the one that waits for all gradients at once.
     at_once = place > 0
 
-    def tried(name: str, made_by: str, point: Point) -> None:
+    def try_point(name: str, made_by: str, point: Point) -> None:
         words = f"{name}, all at once" if at_once else name
         number = place + len(found)
         exposed_s = scene.exposed_s(point)
@@ -176,12 +176,12 @@ def _tried(
                 mixes = len(by) > 1 and one.name != "mg_wfbp"
                 points[one, by] = _each_its_best(scene, point) if mixes else point
             word = by[0] if len(by) == 1 else "both" if len(by) == 2 else "any"
-            tried(f"{one} by {word}" if several else str(one), one.name, points[one, by])
+            try_point(f"{one} by {word}" if several else str(one), one.name, points[one, by])
     if policy.name == AUTO and not _is_exact(scene):
         least_s = min(one.exposed_s for one in found)
         best = search(scene, [one.point for one in found], budget)
         if best is not None and best.exposed_s < (1 - SEARCH_GAIN_MIN) * least_s:
-            tried("a plan of its own", AUTO, best.point)
+            try_point("a plan of its own", AUTO, best.point)
     return found
 
 

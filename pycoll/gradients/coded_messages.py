@@ -2,8 +2,8 @@
 
 The residuals are one array, laid out like the gradients; a message's Feedback begins with its part
 of that array as its residual. Messages are summed, and a mean is divided afterwards. So every
-residual counts in the unit of a rank's gradient, at the owners of parts as well, and adding it to a
-later gradient of this rank makes up for it, whatever codec that travels by.
+residual has the unit of a rank's gradient, also at the owners of parts. Adding it to a later
+gradient of this rank makes up for it, and that gradient may travel by any codec.
 
     gradients + debts  -->  all_reduce(compress=codec, feedback)  -->  sums, / size for a mean
         ^                        |
@@ -106,7 +106,7 @@ class CodedMessages:
                 found[number] += self._debt[place]
         return found
 
-    def kept(self, step: int) -> Kept:
+    def copy_kept(self, step: int) -> Kept:
         """Copies of all that a checkpoint of this rank holds after ``step`` steps."""
         residuals = self.residuals()
         factors = {number: np.array(one) for number, one in self._factors.items()}

@@ -1,6 +1,6 @@
 """Data types: the gradients of a step, the messages that reduce them, and the cost of messages.
 
-Gradients are numbered in the order in which the backward pass produces them, so the last ones
+Gradients are numbered in the order in which the backward pass produces them. So the last ones
 belong to the layers that the next forward pass needs first. Times are seconds from the start of the
 backward pass and assume a backward pass that sends no messages.
 """
@@ -128,8 +128,8 @@ class Rates(NamedTuple):
     ``slowed``: the share of a message's transfer time that the computing thread loses. 0 means that
     messages use cores and memory of their own, 1 that the computing thread makes no progress.
 
-    ``await_s``: the seconds that the forward pass loses per gradient by waiting for each gradient
-    alone and stepping its parameter alone, compared with waiting for all gradients at once.
+    ``await_s``: the seconds per gradient that the forward pass loses where it waits for each
+    gradient alone and steps its parameter alone. It loses 0 where it waits for all at once.
 
     ``push_pull``: the stages of a message of the architecture "ps"; () if there are no servers.
 

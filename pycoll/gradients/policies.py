@@ -198,9 +198,10 @@ def _fill_buckets(gradients: Sequence[Gradient], bucket_bytes: int, like: Group)
     return groups
 
 
-#: One way to reduce the first gradients: the seconds for which its messages hold up the thread, the
-#: end of its last message, the first gradient and the architecture of that message (its place in
-#: the list of costs), and the way before that message.
+#: One way to reduce the first gradients, as five values. The first two are the seconds for which
+#: its messages hold up the thread, and the end of its last message. The next two are the first
+#: gradient and the architecture of that message, as its place in the list of costs. The last one is
+#: the way before that message.
 _Way = tuple[float, float, int, int, Any]
 _START: _Way = (0.0, 0.0, 0, 0, None)
 
@@ -361,11 +362,11 @@ def _best_way(
                     limit = way[0]
             if limit == 0:
                 break
-        ways.append(_kept(soonest, most))
+        ways.append(_best_ways(soonest, most))
     return min(ways[-1], key=lambda way: max(way[1], last_s + way[0]), default=None)
 
 
-def _kept(soonest: dict[float, _Way], most: int) -> list[_Way]:
+def _best_ways(soonest: dict[float, _Way], most: int) -> list[_Way]:
     """The ways that no other way beats in both figures, by rising held_up and falling end.
 
     If there are more than ``most``: the last, the first, and some evenly spaced between them.

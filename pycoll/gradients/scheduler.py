@@ -305,7 +305,7 @@ class Scheduler:
         """
         if self._open:
             raise InvalidArgumentError("state_dict() within a step: wait() ends it")
-        return state_of(self._coded.kept(self._steps), self._entries)
+        return state_of(self._coded.copy_kept(self._steps), self._entries)
 
     def load_state_dict(self, state: Any) -> None:
         """Go on from a ``state_dict``: add what was left out to the gradients of the next step.
@@ -391,7 +391,7 @@ class Scheduler:
         if self._log is not None:
             names = [self._entries[number].name for number in self._layout.members[place]]
             nbytes = self.comm_plan.messages[place].nbytes
-            self._log.sent(place, what, names, nbytes, begin_s, self._works[place])
+            self._log.note_send(place, what, names, nbytes, begin_s, self._works[place])
 
     def _follow(self, order: Sequence[int], decision: Decision) -> None:
         self._why, self._singly = decision.why, decision.singly

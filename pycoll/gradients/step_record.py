@@ -105,7 +105,7 @@ class StepLog:
         """Note the end of the backward pass."""
         self._flushed_s = time.perf_counter()
 
-    def sent(
+    def note_send(
         self,
         message: int,
         what: str,

@@ -81,7 +81,7 @@ def number_of(how: How, shape: Shape, dtype: Any) -> int:
     terms = (how.collective, how.op, how.root, how.rows, how.deterministic, how.compress)
     key = (*terms, shape, kind)
     if key not in known:
-        known[key] = _bound(how, shape, kind)
+        known[key] = _bind(how, shape, kind)
     return known[key]
 
 
@@ -119,7 +119,7 @@ def _forget(numbers: dict[Any, int]) -> None:
         _core.xla_forget(number)
 
 
-def _bound(how: How, shape: Shape, kind: DType) -> int:
+def _bind(how: How, shape: Shape, kind: DType) -> int:
     rowed = how.collective in _ROWED
     counts = elements(how.rows, shape) if rowed else [math.prod(shape)]
     total = sum(counts)

@@ -73,7 +73,9 @@ class _ElasticHosts(HostsJob):
         """Start agents on hosts that come, until node 0 has ended; returns the job's failure."""
         self._begin_pulse()
         if self._options.discovery is not None:
-            self._script = HostScript(self._options.discovery, self._selector, self._found, say)
+            self._script = HostScript(
+                self._options.discovery, self._selector, self._note_hosts, say
+            )
             self._undo.callback(self._script.close)
         last: float | None = None
         until = time.monotonic() + limits.patience_s
@@ -102,7 +104,7 @@ class _ElasticHosts(HostsJob):
             self.signals.append(self._passed_on)
         return self.stop_early()
 
-    def _found(self, hosts: dict[str, int]) -> None:
+    def _note_hosts(self, hosts: dict[str, int]) -> None:
         self._wanted = hosts
         self._failed &= hosts.keys()
 

@@ -31,9 +31,9 @@ class ElasticOptions:
 
     ``ranks_min`` is the least number of ranks of a world; None: the number at the start.
     ``ranks_max`` is the largest number; None: the number at the start or, with ``grows``, the
-    number of slots. ``grows``: a host discovery script may bring more slots. ``patience_s`` limits,
-    in seconds, how long ranks wait until there are enough of them, and how long they wait for each
-    other after one of them has left their world.
+    number of slots. ``grows``: a host discovery script may bring more slots. ``patience_s``: the
+    longest wait, in seconds, of ranks that are too few for a world. It also limits how long ranks
+    wait for each other after one of them has left their world.
     """
 
     ranks_min: int | None = None

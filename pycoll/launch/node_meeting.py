@@ -312,7 +312,7 @@ class NodeLink:
         except PycollError as error:
             self._judge(_verdict_of(str(error)))
 
-    def done(self, lost: Sequence[str] = (), all_failed: bool = False) -> None:
+    def report_end(self, lost: Sequence[str] = (), all_failed: bool = False) -> None:
         """Tell all nodes that this node's ranks have ended, well or tolerated. ``over`` becomes
         true once all nodes have said so. ``lost`` names the tolerated ones. ``all_failed``: no rank
         of this node has ended well; the job has failed if all nodes say that."""

@@ -263,7 +263,7 @@ class Crew:
         if self._link is not None and not self._link.over:
             if self._first is None and not self._passed_on:
                 lost = [self._name_of(rank) for rank in self._lost]
-                self._link.done(lost, all(rank.status != 0 for rank in self._ranks))
+                self._link.report_end(lost, all(rank.status != 0 for rank in self._ranks))
             elif self._verdict_by is None:
                 self._verdict_by = time.monotonic() + VERDICT_S
             return not self._link.over and not self._is_verdict_late()

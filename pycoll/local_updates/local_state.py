@@ -165,7 +165,7 @@ class LocalState:
             factors=(),
         )
 
-    def mapped(self, function: Callable[[int, Any], Any]) -> LocalState:
+    def map_arrays(self, function: Callable[[int, Any], Any]) -> LocalState:
         """The state with ``function(number, array)`` in place of the arrays of each parameter.
 
         Residuals stay as they are, in host memory.

@@ -93,7 +93,7 @@ class LocallyUpdated:
         In the first steps of ``PostLocal`` the gradients are those of all ranks. Collective in
         these, in the first step and where a synchronisation is due.
         """
-        state = self._met()
+        state = self._meet()
         needs_loss = self._updates.needs_loss(state)
         if needs_loss and closure is None and loss is None:
             raise InvalidArgumentError(
@@ -109,7 +109,7 @@ class LocallyUpdated:
             told = inner(closure) if closure is not None else inner()
         loss = told if loss is None else loss
         arrays, rates = self._arrays()
-        state = self._updates.noted(arrays, state, float(loss) if needs_loss else None, rates)
+        state = self._updates.note_step(arrays, state, float(loss) if needs_loss else None, rates)
         self._local = state
         self._keep(arrays, *self._updates.caught_up(arrays, state))
         return told
@@ -122,9 +122,9 @@ class LocallyUpdated:
 
         Call it before an evaluation and at the end of the training. Errors: those of all_reduce.
         """
-        state = self._met()
+        state = self._meet()
         arrays, _ = self._arrays()
-        self._keep(arrays, *self._updates.finished(arrays, state))
+        self._keep(arrays, *self._updates.finish_round(arrays, state))
 
     def state_dict(self) -> dict[str, Any]:
         """The state of the inner optimizer, with the entry ``"local_updates"`` of this rank."""
@@ -171,7 +171,7 @@ class LocallyUpdated:
             )
         super().add_param_group(param_group)  # type: ignore[misc]
 
-    def _met(self) -> LocalState:
+    def _meet(self) -> LocalState:
         """The state on the current communicator; meets the ranks of a new one first."""
         comm = self._comm
         if comm is None:
@@ -182,7 +182,7 @@ class LocallyUpdated:
             return self._local
         arrays, _ = self._arrays()
         named = [(f"parameter {number}", one) for number, one in enumerate(arrays)]
-        met = self._updates.met(named, self._local, comm, self._inner_state())
+        met = self._updates.meet(named, self._local, comm, self._inner_state())
         if met.extra is not None:
             self._load_inner(met.extra)
         self._keep(arrays, met.arrays, met.state)
@@ -234,7 +234,7 @@ class LocallyUpdated:
                 f"the saved state has {len(state.anchors)} parameters and the optimizer "
                 f"{len(arrays)}: load it into the same model"
             )
-        return state.mapped(lambda number, one: one.to(arrays[number].device))
+        return state.map_arrays(lambda number, one: one.to(arrays[number].device))
 
     @staticmethod
     def _evaluate(closure: Callable[[], Any] | None) -> Any:

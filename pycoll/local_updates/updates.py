@@ -149,7 +149,7 @@ class LocalUpdates:
         Cost: two small messages; a broadcast of parameters and state where a rank is behind.
         """
         named = list(leaves(params, "params"))
-        met = self.met(named, state, comm)
+        met = self.meet(named, state, comm)
         return rebuilt(params, iter(met.arrays)), met.state
 
     def advance(
@@ -172,7 +172,7 @@ class LocalUpdates:
         Cost: that of the class, where something is due; otherwise no message.
         """
         named = list(leaves(params, "params"))
-        noted = self.noted([one for _, one in named], state, loss, lr)
+        noted = self.note_step([one for _, one in named], state, loss, lr)
         arrays, after = self.caught_up([one for _, one in named], noted)
         return rebuilt(params, iter(arrays)), after
 
@@ -187,7 +187,7 @@ class LocalUpdates:
         Cost: that of a round.
         """
         named = list(leaves(params, "params"))
-        arrays, after = self.finished([one for _, one in named], state)
+        arrays, after = self.finish_round([one for _, one in named], state)
         return rebuilt(params, iter(arrays)), after
 
     def reduces_gradients(self, state: LocalState) -> bool:
@@ -221,7 +221,7 @@ class LocalUpdates:
 
     # For the wrapper of torch's optimizers, which keeps lists of arrays and the state in between.
 
-    def met(
+    def meet(
         self,
         named: Sequence[tuple[str, Any]],
         state: LocalState | None,
@@ -247,10 +247,10 @@ class LocalUpdates:
         if found.anchors is None and not self._outer.averages:
             found = self._with_anchors(met.arrays, found)
         if found.pending is not None:
-            found = self._sent_again(found)
+            found = self._send_pending(found)
         return met._replace(state=found)
 
-    def noted(
+    def note_step(
         self, arrays: Sequence[Any], state: LocalState, loss: float | None, lr: Any
     ) -> LocalState:
         """The state after an inner step, before anything is synchronised."""
@@ -284,11 +284,13 @@ class LocalUpdates:
             elif state.fragment == self.fragments:
                 state = self._next_round(state)
             elif state.pending is None and state.step >= self._due(state):
-                state = self._sent(now, state, state.fragment, self.delay)
+                state = self._send_fragment(now, state, state.fragment, self.delay)
             else:
                 return now, state
 
-    def finished(self, arrays: Sequence[Any], state: LocalState) -> tuple[list[Any], LocalState]:
+    def finish_round(
+        self, arrays: Sequence[Any], state: LocalState
+    ) -> tuple[list[Any], LocalState]:
         """End the round; see ``finish``."""
         now = list(arrays)
         if state.comm is None:
@@ -301,7 +303,9 @@ class LocalUpdates:
             now, state = self._apply_pending(now, state, self.mix)
         for fragment, last in enumerate(state.last_sent):
             if state.step > last or (self.mix and state.anchors is None):
-                now, state = self._apply_pending(now, self._sent(now, state, fragment, 0), 0)
+                now, state = self._apply_pending(
+                    now, self._send_fragment(now, state, fragment, 0), 0
+                )
             elif self.mix and state.anchors is not None:
                 for number in self._range(now, fragment):
                     now[number] = mix_values(now[number], state.anchors[number], 0)
@@ -357,7 +361,7 @@ class LocalUpdates:
         counts = [int(np.prod(one.shape)) if hasattr(one, "shape") else 1 for one in arrays]
         return ranges(counts, self.fragments)[fragment]
 
-    def _sent(
+    def _send_fragment(
         self, arrays: Sequence[Any], state: LocalState, fragment: int, delay: int
     ) -> LocalState:
         """The state with a fragment under way."""
@@ -370,7 +374,7 @@ class LocalUpdates:
                 share[number] = _wide_copy(one) if delay else widen(one)
         last_sent = list(state.last_sent)
         last_sent[fragment] = state.step
-        return self._sent_again(
+        return self._send_pending(
             replace(
                 state,
                 fragment=max(state.fragment, fragment + 1),
@@ -379,7 +383,7 @@ class LocalUpdates:
             )
         )
 
-    def _sent_again(self, state: LocalState) -> LocalState:
+    def _send_pending(self, state: LocalState) -> LocalState:
         """The state whose pending fragment is under way on its communicator."""
         pending = state.pending
         assert pending is not None

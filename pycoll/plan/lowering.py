@@ -377,9 +377,9 @@ class _Placing:
     def _returns(self, builder: RowBuilder, writers: list[RowBuilder]) -> bool:
         """Whether every value that ``writers`` store at the row's source depends on the row's send.
 
-        The result of an all_reduce depends on the contribution of this rank. If the contribution
-        left the rank in one segment of this row and in no other row, the rank that made the result
-        had read that segment before.
+        The result of an all_reduce depends on the contribution of this rank. The contribution may
+        have left the rank in one segment of this row and in no other row. Then the rank that made
+        the result had read that segment before.
         """
         complete = self.schedule.collective is Collective.ALL_REDUCE and all(
             one.result is not None and one.result.output >= 0 for one in writers

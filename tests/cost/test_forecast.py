@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from pycoll.cost.forecast import RANKS_MAX, Asked, forecast, tables, select_columns, with_links
+from pycoll.cost.forecast import RANKS_MAX, Asked, forecast, select_columns, tables, with_links
 from pycoll.cost.model import DEFAULT, Parameters
 from pycoll.cost.selection import candidates, choose, predict, seconds_text
 from pycoll.errors import InvalidArgumentError

@@ -1,6 +1,6 @@
 """The cores that a rank may run on, as exchanged between ranks, and its quota of processor time.
 
-Launchers often bind each rank to its own cores (Open MPI does by default), so the cores of one rank
+Launchers often bind each rank to its own cores; Open MPI does by default. So the cores of one rank
 do not tell how many cores all ranks have together. A container may see all cores of its machine and
 still have processor time for a few of them only. So every count of cores also applies the quota.
 """

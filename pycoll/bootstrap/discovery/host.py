@@ -26,7 +26,7 @@ def process_token() -> str:
 def process_identity() -> str:
     """Return the identity of this process for `still_runs`: machine, pid namespace, pid and start
     time. A forked child has another one."""
-    return f"{machine_identity()} {_numbering()} {os.getpid()} {_beginning(os.getpid())}"
+    return f"{machine_identity()} {_pid_namespace()} {os.getpid()} {_start_time(os.getpid())}"
 
 
 def still_runs(identity: str) -> bool:
@@ -36,13 +36,13 @@ def still_runs(identity: str) -> bool:
     identity.
     """
     parts = identity.split(" ")
-    if len(parts) != 4 or parts[:2] != [machine_identity(), _numbering()]:
+    if len(parts) != 4 or parts[:2] != [machine_identity(), _pid_namespace()]:
         return False
     pid, beginning = parts[2:]
-    return pid.isdigit() and beginning != "" and _beginning(int(pid)) == beginning
+    return pid.isdigit() and beginning != "" and _start_time(int(pid)) == beginning
 
 
-def _numbering() -> str:
+def _pid_namespace() -> str:
     """Return the pid namespace, in which process numbers are unique."""
     try:
         return str(os.stat("/proc/self/ns/pid").st_ino)
@@ -50,7 +50,7 @@ def _numbering() -> str:
         return "0"
 
 
-def _beginning(pid: int) -> str:
+def _start_time(pid: int) -> str:
     """Return the start time of the process in clock ticks of the kernel; "" if no process with this
     number runs."""
     fields = read_file(f"/proc/{pid}/stat").rpartition(")")[2].split()

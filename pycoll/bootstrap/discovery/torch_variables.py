@@ -46,7 +46,7 @@ class Meeting:
     """
 
     def __init__(self) -> None:
-        self._sock = _bound()
+        self._sock = _bind()
         self.host, self.port = self._sock.getsockname()[:2]
 
     def close(self) -> None:
@@ -54,7 +54,7 @@ class Meeting:
         self._sock.close()
 
 
-def _bound() -> socket.socket:
+def _bind() -> socket.socket:
     for family, host in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
         sock = None
         try:

@@ -60,10 +60,10 @@ class Council:
     would meet this rank. ``patience_s``: how long a leader waits for ranks that run and do not
     answer. ``limit``: the time at which this rank gives up.
 
-    The owner calls ``hear`` for each message, ``lose`` for each rank that is gone, ``tick`` every
-    ``REPEAT_S``, and then sends the messages of ``out`` (rank, message) and clears it. All times
-    are of one clock, in seconds. ``roll`` is the decision, and ``failed`` the reason why there is
-    none; one of them is set in the end.
+    The owner calls ``hear`` for each message, ``lose`` for each rank that is gone, and ``tick``
+    every ``REPEAT_S``. After each call it sends the messages of ``out`` (rank, message) and clears
+    the list. All times are of one clock, in seconds. ``roll`` is the decision, and ``failed`` the
+    reason why there is none; one of them is set in the end.
     """
 
     def __init__(
@@ -284,8 +284,8 @@ class Succession:
     """One rank's part in a row of decisions: the members of each roll decide about the next one.
 
     ``number`` counts the rolls, and ``base`` are the ranks of the newest one. Communicators of one
-    row share the object, so a rank that already uses a new communicator and a rank that failed to
-    connect to it shrink the same one. A message names its decision, and a rank that comes late
+    row share the object. So a rank that already uses a new communicator, and a rank that failed to
+    connect to it, shrink the same one. A message names its decision, and a rank that comes late
     gets the roll of the decision that it asks about.
     """
 

@@ -1,10 +1,10 @@
 """A rank's mailbox for the agreements of its communicator: one message per connection.
 
-Each rank listens from the moment it joins until its communicator ends, at an abstract unix socket
-for the ranks of its machine and at a TCP port for those of others. Nobody reads there until the
-rank shrinks, and no thread belongs to it. A connection that is refused proves that the rank is
-gone: its process has ended, or it has left the communicator. A rank that is stopped, or does not
-shrink yet, still accepts, since its system does.
+Each rank listens from the moment it joins until its communicator ends. It has an abstract unix
+socket for the ranks of its machine, and a TCP port for those of other machines. A rank reads its
+sockets only while it shrinks, and has no thread for them. A refused connection proves that the rank
+is gone: its process has ended, or it has left the communicator. The system of a rank that is
+stopped, or does not shrink yet, still accepts connections.
 
 A message is an HMAC-SHA256 by the communicator's key and a JSON object; the end of the connection
 ends it. Messages may be lost, doubled or late, and the state machines expect that.

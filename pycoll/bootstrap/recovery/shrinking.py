@@ -93,7 +93,7 @@ class Successor:
         last: errors.PycollError | None = None
         for attempt in range(ATTEMPTS):
             before = self._succession.base
-            with self._listening(config) as (listener, text):
+            with self._listen(config) as (listener, text):
                 roll = self._decide(text, patience_s, deadline, last)
                 if last is not None and attempt > 1 and roll.members == before:
                     raise last
@@ -174,7 +174,7 @@ class Successor:
                 self.post.send(to, letter)
 
     @contextlib.contextmanager
-    def _listening(self, config: Config) -> Generator[tuple[socket.socket | None, str]]:
+    def _listen(self, config: Config) -> Generator[tuple[socket.socket | None, str]]:
         """Give a listener where other machines can meet this rank, and its offer as text; nothing
         on one machine."""
         if self._one_machine:

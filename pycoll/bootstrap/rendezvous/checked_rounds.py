@@ -32,8 +32,8 @@ _LISTENER = (str, str, int, str, int)
 def identities_of(blobs: Sequence[bytes]) -> list[Identity]:
     """Parse the identities, by rank.
 
-    Raises MismatchError that names the ranks whose version of pycoll or Python differs from that of
-    most ranks, and TransportError that names the first rank whose blob is not an identity.
+    Raises MismatchError, which names the ranks whose version of pycoll or Python differs from that
+    of most ranks. Raises TransportError, which names the first rank whose blob is not an identity.
     """
     values = [_value(blob) for blob in blobs]
     _compare_versions(values)

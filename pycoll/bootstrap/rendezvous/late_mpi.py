@@ -1,8 +1,8 @@
 """Bounds the start of an MPI that begins after pycoll has joined by PMIx on several hosts.
 
 The server of PMIx 5 counts the clients of a rank together. The client through which this rank
-joined has left, and the server may then take the rank's MPI off a fence of MPI_Init, which waits
-for ever (docs/guides/mpirun-srun.md). Nothing in this process can undo that. Importing mpi4py.MPI
+joined has left. The server may then take the rank's MPI off a fence of MPI_Init, which waits for
+ever (docs/guides/mpirun-srun.md). Nothing in this process can undo that. Importing mpi4py.MPI
 begins MPI and keeps the interpreter's lock meanwhile, so a process of its own watches the import.
 If it takes longer than ``init()`` may take, the watcher tells the reason and ends this process, and
 the launcher ends the job.

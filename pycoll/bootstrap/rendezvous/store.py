@@ -145,9 +145,9 @@ class StoreExchange:
     def all_gather(self, blob: bytes) -> list[bytes]:
         """Return the blobs of all ranks, in rank order.
 
-        Raises pycoll's TimeoutError that names the ranks that did not come, PeerLostError for a
-        rank that ended meanwhile, InvalidArgumentError if the ranks contradict each other, and
-        TransportError for an alarm or an unreadable frame.
+        Raises pycoll's TimeoutError, which names the ranks that did not come, and PeerLostError for
+        a rank that ended meanwhile. Raises InvalidArgumentError if the ranks contradict each other,
+        and TransportError for an alarm or an unreadable frame.
         """
         self.post(blob)
         return self.collect()
@@ -279,7 +279,7 @@ class StoreExchange:
             # A FAIL frame with the reason may still be unread; the next receive raises it.
             return
         except OSError as error:
-            raise self._gone(error) from None
+            raise self._loss_error(error) from None
 
     def _receive(self) -> tuple[int, bytes]:
         limit = Deadline(self._deadline.remaining() + _SLACK_S)
@@ -291,7 +291,7 @@ class StoreExchange:
                 )
             return kind, receive_exactly(self._sock, length, limit)
         except (EOFError, OSError) as error:
-            raise self._gone(error) from None
+            raise self._loss_error(error) from None
 
     def _decode_failure(self, payload: bytes) -> errors.PycollError:
         try:
@@ -306,7 +306,7 @@ class StoreExchange:
             operation="init",
         )
 
-    def _gone(self, error: BaseException) -> errors.PycollError:
+    def _loss_error(self, error: BaseException) -> errors.PycollError:
         # The kernel reports a vanished host as TimeoutError too, with a number.
         if isinstance(error, TimeoutError) and error.errno is None:
             return errors.TimeoutError(
@@ -372,7 +372,7 @@ class StoreExchange:
             if foreign:
                 reason = "process {} of user {} listens there".format(*foreign[0])
             if len(foreign) + taken == len(self._place.targets):
-                raise self._held(reason)
+                raise self._taken_error(reason)
             time.sleep(min(pause_s, self._deadline.remaining()))
             pause_s = min(1.5 * pause_s, _RETRY_LOCAL_S if self._place.local else _RETRY_S)
         raise self._absent(reason)
@@ -380,7 +380,7 @@ class StoreExchange:
     def _is_foreign(self, sock: socket.socket) -> bool:
         return self._place.same_user and peer_of(sock)[1] != os.geteuid()
 
-    def _held(self, reason: str) -> errors.TransportError:
+    def _taken_error(self, reason: str) -> errors.TransportError:
         return errors.TransportError(
             f"rank {self.rank} cannot meet rank 0 of this job at {self._place.text}: {reason}, and "
             f"other users hold all other names that it may have; {_ADVICE}",
@@ -424,9 +424,10 @@ def join_store(
 ) -> StoreExchange:
     """Meet at ``address`` ("host:port"); the launcher or else rank 0 serves the store there.
 
-    ``party``: the words for the ranks in error texts. Raises InvalidArgumentError for an address
-    that does not parse or resolve and for a wrong secret, TransportError for a port in use, and
-    TimeoutError if rank 0 does not come.
+    ``party``: the words for the ranks in error texts.
+
+    Raises InvalidArgumentError for a wrong secret, and for an address that does not parse or
+    resolve. Raises TransportError for a port in use, and TimeoutError if rank 0 does not come.
     """
     host, port = parse_address(address)
     targets = resolve(host, port)
@@ -534,8 +535,8 @@ def _contest(place: Place, secret: bytes, job_id: str, size: int, deadline: Dead
 def _bind_unix(names: Sequence[str], place: Place, contest: Callable[[], None]) -> socket.socket:
     """Listen at the first name that no other user holds.
 
-    An earlier meeting of this job, or another rank 0, may hold a name for a moment, so a name of
-    this user is tried again for a while.
+    An earlier meeting of this job, or another rank 0, may hold a name for a moment. So the function
+    tries a name of this user again for a while.
     """
     limit, patience = Deadline(STRANGER_S), Deadline(_CONTEST_S)
     for name in names:

@@ -89,7 +89,7 @@ class HostFacts:
         """Return these facts with one problem more."""
         return replace(self, problems=[*self.problems, text])
 
-    def shown(self) -> dict[str, Any]:
+    def as_report(self) -> dict[str, Any]:
         """Return the facts for a report, without the token."""
         shown = asdict(self) | {"networks": [one._asdict() for one in self.networks]}
         shown["cores"] = self.cores

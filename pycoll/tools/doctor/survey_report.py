@@ -35,7 +35,7 @@ def as_json(survey: Survey) -> str:
         {
             "wrong": is_wrong(findings),
             "findings": [one._asdict() for one in findings],
-            "hosts": [one.shown() for one in survey.hosts],
+            "hosts": [one.as_report() for one in survey.hosts],
             "links": links,
             "absent": survey.absent,
         },

@@ -31,7 +31,7 @@ def measured_rates(quick: bool = False) -> tuple[CodecRate, ...]:
     return tuple(_measure(one, values, runs) for one in (*codecs, TopK(_DENSITY)))
 
 
-def describe(rates: tuple[CodecRate, ...]) -> Iterator[str]:
+def describe_codecs(rates: tuple[CodecRate, ...]) -> Iterator[str]:
     """The lines of the report."""
     for number, one in enumerate(rates):
         yield (

@@ -37,7 +37,7 @@ from pycoll.errors import InvalidArgumentError, PycollError
 from pycoll.tools.bench.command import progress_bar
 from pycoll.tools.bench.measuring import BenchOptions, hosts_of, measure
 from pycoll.tools.bench.metrics import Measurement
-from pycoll.tools.tune.codec_speed import describe, measured_rates
+from pycoll.tools.tune.codec_speed import describe_codecs, measured_rates
 from pycoll.tools.tune.fit import Fit, Observation, fit
 from pycoll.tools.tune.machine_links import (
     COLLECTIVES,
@@ -311,7 +311,7 @@ def run_tune_hosts(options: HostsOptions, say: Callable[[str], None]) -> Network
         network = HostsTuner(comm, options, say).run()
         codecs = _slowest_rates(comm, topology, options.quick)
         if comm.rank == 0:
-            for line in describe(codecs):
+            for line in describe_codecs(codecs):
                 say(line)
         _agree_on(comm, lambda: _store(network, codecs, path))
         if comm.rank == 0:

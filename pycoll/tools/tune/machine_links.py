@@ -54,7 +54,7 @@ from pycoll.tools.bench.command import launch_bench, progress_bar
 from pycoll.tools.bench.measuring import BenchOptions
 from pycoll.tools.bench.metrics import Measurement
 from pycoll.tools.outputs import check_output
-from pycoll.tools.tune.codec_speed import describe, measured_rates
+from pycoll.tools.tune.codec_speed import describe_codecs, measured_rates
 from pycoll.tools.tune.fit import Fit, Observation, fit
 
 #: Collectives whose plans separate the cost of moving from that of combining.
@@ -205,7 +205,7 @@ class Tuner:
         """
         with self._progress:
             codecs = measured_rates(self._options.quick)
-            for line in describe(codecs):
+            for line in describe_codecs(codecs):
                 self._say(line)
             for transport in self._options.transports:
                 if transport == "shm":

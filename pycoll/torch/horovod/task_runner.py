@@ -66,7 +66,7 @@ class Runner:
             try:
                 result = task.leave()
             except Exception as error:
-                self._note_not_put(task, error)
+                self._note_put_error(task, error)
             results.append((task, result))
         return results
 
@@ -77,7 +77,7 @@ class Runner:
             try:
                 enter(task, lists)
             except Exception as error:
-                raise self._not_run(task, error) from error
+                raise self._run_error(task, error) from error
         if self._storages is not None:
             for sources, targets in lists.values():
                 for source, target in zip(sources, targets, strict=True):
@@ -97,19 +97,19 @@ class Runner:
         except (PycollError, ValueError):
             raise
         except Exception as error:
-            raise self._not_run(task, error) from error
+            raise self._run_error(task, error) from error
         try:
             return task.put(found) if task.puts else found
         except Exception as error:
-            self._note_not_put(task, error)
+            self._note_put_error(task, error)
             return None
 
-    def _not_run(self, task: Task, error: Exception) -> HorovodInternalError:
+    def _run_error(self, task: Task, error: Exception) -> HorovodInternalError:
         return HorovodInternalError(
             f"rank {self._rank} left, since {task.key} failed there: {error}"
         )
 
-    def _note_not_put(self, task: Task, error: Exception) -> None:
+    def _note_put_error(self, task: Task, error: Exception) -> None:
         task.error = HorovodInternalError(
             f"{task.key} ran, but rank {self._rank} could not put its result in place: {error}"
         )
