@@ -171,7 +171,7 @@ def all_gather(use: Parts, root: int) -> Composition:
 
 
 def rooted_phases(use: Parts, root: int, collective: Collective) -> tuple[int, Phase, Phase]:
-    """(parts, phase across leaders, phase inside hosts) of a broadcast or reduce.
+    """The number of parts, the phase across leaders and that inside hosts of a broadcast or reduce.
 
     The root is the leader of its host.
     """

@@ -10,10 +10,10 @@ length of the whole message, so servers are balanced whatever tensors it holds. 
 values in rank order of the workers: the bits are those of any rank-ordered algorithm.
 
 With one link of B bytes/s per rank, apart takes max(n/B, n/k n/B) for a message of n bytes on n
-ranks and k servers. Mixed divides the message so that all links are busy equally long. A server
-owns 2(n-1) and a worker n-k of n^2 + kn - 2k equal parts, which takes 2n(n-1)/(n^2 + kn - 2k) times
-the message over B. Without servers every worker owns a part: a server next to each worker, which is
-the direct exchange.
+ranks and k servers. Mixed divides the message so that all links are busy equally long. Of
+n^2 + kn - 2k equal parts a server owns 2(n-1) and a worker n-k. So mixed takes
+2n(n-1)/(n^2 + kn - 2k) times the message over B. Without servers every worker owns a part: a server
+next to each worker, which is the direct exchange.
 
 Where ranks share a host, `hierarchical:direct+servers` first reduces inside hosts.
 

@@ -89,9 +89,9 @@ class Encoders:
 
 
 def add_up_in_hosts(comm: Any, given: Operands, name: str, facts: Sequence[Any]) -> Encoders:
-    """Let ``given`` hold the values that this rank encodes, and return who encodes which.
+    """Let ``given`` hold the values that this rank encodes, and return the ranks that encode.
 
-    Where ranks of a host add up their values, it is collective and compares ``facts`` before.
+    Where ranks of a host add up their values, the call is collective and compares ``facts`` before.
     """
     encoders = Encoders(comm, given.ends[-1])
     if encoders.adds:

@@ -206,7 +206,7 @@ def are_on_devices(x: Any) -> bool:
 
 
 def shift(place: slice, by: int) -> slice:
-    """Return a place among values that begin elsewhere."""
+    """Return the place moved by ``by`` elements, as among values that begin elsewhere."""
     return slice(place.start + by, place.stop + by)
 
 

@@ -17,8 +17,8 @@ overlaps.
 Codecs of places and values are sequences of collectives: an all_to_all of codes to the owners of
 parts, and an all_gather of the folded parts. Each begins with a message of heads, which has space
 for short codes; longer ones follow in a second message. On several hosts with several ranks, an
-all_to_all of values inside hosts goes before, and each shard of the sums is encoded by one rank of
-each host. Where all ranks send the same places, an all_reduce of the values follows the heads. The
+all_to_all of values inside hosts goes before. Then one rank of each host encodes each shard of the
+sums. Where all ranks send the same places, an all_reduce of the values follows the heads. The
 codec works before and after them.
 
 Source: Agarwal et al., "On the utility of gradient compression in distributed training systems",

@@ -90,10 +90,10 @@ def decide(
     ``architecture``: "a2a", "ps", one with a codec, or "auto" for the better of those that
     ``rates`` have. With "a2a" each message may also take one of the codecs of ``rates``.
 
-    Where the forward pass can wait for gradients one by one, auto also simulates waiting for all of
-    them at once, since waiting one by one takes time itself. Waiting at once wins unless waiting
-    one by one is better by at least SINGLY_GAIN_MIN. Raises InvalidArgumentError for an
-    architecture that ``rates`` do not have.
+    The forward pass may be able to wait for gradients one by one, which takes time itself. Then
+    auto also simulates a wait for all of them at once. Waiting at once wins unless waiting one by
+    one is better by at least SINGLY_GAIN_MIN. Raises InvalidArgumentError for an architecture that
+    ``rates`` do not have.
     """
     by = _architectures(policy, gradients, rates, architecture)
     scenes = [Scene(gradients, rates, forward_s, by)]

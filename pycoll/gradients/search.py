@@ -173,7 +173,7 @@ def _moves(scene: Scene, point: Point, group: Group) -> Iterator[Point]:
 
 
 def _splits(scene: Scene, group: Group) -> list[int]:
-    """Where to split a group: everywhere in a short one, at three places in a long one."""
+    """The places to split a group at: all places of a short one, three of a long one."""
     count = group.stop - group.first
     if count <= 6:
         return list(range(group.first + 1, group.stop))

@@ -47,9 +47,9 @@ def run(
 
     Returns the results in rank order.
 
-    Raises InvalidArgumentError if there are no workers or unknown ones, PeerLostError if a worker
-    leaves, TimeoutError that names the ranks whose workers did not begin in time, and the exception
-    of a rank: that of the program where the others only report its loss.
+    Raises InvalidArgumentError if there are no workers or unknown ones, and PeerLostError if a
+    worker leaves. Raises TimeoutError, which names the ranks whose workers did not begin in time.
+    Raises the exception of a rank: that of the program where the others only report its loss.
 
     Cost: a Dask task on each worker, 2 to 4 rounds over the scheduler's metadata, and the
     connections of the ranks.

@@ -158,8 +158,11 @@ def compare_programs(programs: Sequence[tuple[int, str]]) -> None:
 
 
 class Verdict(NamedTuple):
-    """The first failure of a job: its text, the exit status of all nodes, the signal if a signal to
-    one node ends the job, else 0, and the rank that failed, else -1."""
+    """The first failure of a job: its text, and the exit status of all nodes.
+
+    ``signum``: the signal, if a signal to one node ends the job, else 0. ``rank``: the rank that
+    failed, else -1.
+    """
 
     text: str
     status: int
@@ -168,9 +171,11 @@ class Verdict(NamedTuple):
 
 
 class NodeShare(NamedTuple):
-    """The share of this node in a job: the number of its ranks, of which the last ``servers``
-    serve. ``tolerate`` is the number of ranks of all nodes that may be lost. ``program`` names what
-    the ranks run (``program_of``); empty if all of them serve."""
+    """The share of this node in a job: the number of its ranks.
+
+    The last ``servers`` of them serve. ``tolerate`` is the number of ranks of all nodes that may be
+    lost. ``program`` names what the ranks run (``program_of``); it is empty if all of them serve.
+    """
 
     slots: int
     servers: int = 0

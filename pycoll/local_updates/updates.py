@@ -228,7 +228,7 @@ class LocalUpdates:
         comm: Any,
         extra: Any = None,
     ) -> Met:
-        """Meet the other ranks; see ``meeting.meet``. A state of None is the first one."""
+        """Meet the other ranks; see ``levelling.meet``. A state of None is the first one."""
         if comm is None:
             import pycoll
 
@@ -364,7 +364,7 @@ class LocalUpdates:
     def _send_fragment(
         self, arrays: Sequence[Any], state: LocalState, fragment: int, delay: int
     ) -> LocalState:
-        """The state with a fragment under way."""
+        """Send a fragment; return the state that has it under way."""
         share: list[Any] = [None] * len(arrays)
         for number in self._range(arrays, fragment):
             one = arrays[number]

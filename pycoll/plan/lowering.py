@@ -84,16 +84,16 @@ def lower_all(schedule: Schedule, copies: Copies = _USUAL) -> list[bytes]:
 
 
 def add_acknowledgements(schedule: Schedule) -> Schedule:
-    """The schedule, with tokens added where a rank could finish before it has heard from all ranks.
+    """Adds tokens where a rank could finish before it has heard from all ranks.
 
     Outputs of all_reduce, reduce_scatter, all_gather and all_to_all depend on every rank, and so
-    does the end of a barrier; these schedules are returned unchanged. Other schedules get a
-    dissemination phase: in step k rank r sends a token to rank r + 2^k, so after ceil(log2 size)
+    does the end of a barrier. The function returns these schedules unchanged. Other schedules get a
+    dissemination phase: in step k rank r sends a token to rank r + 2^k. So after ceil(log2 size)
     steps every rank has heard from every rank.
 
-    Tokens that repeat what the data shows are omitted. Every rank depends on the root in broadcast
-    and scatter, so the root's first token is omitted. The root depends on every rank in reduce and
-    gather, so tokens to the root are omitted. With two ranks one token is left. It only signals
+    The function omits tokens that repeat what the data shows. Every rank depends on the root in
+    broadcast and scatter, so the root sends no first token. The root depends on every rank in
+    reduce and gather, so it receives no tokens. With two ranks one token is left. It only signals
     that its sender has started, so it moves to step 0, and each rank sends before it waits.
 
     The function also accepts the part of one rank, and its result lowers to the same bytes.
@@ -301,7 +301,7 @@ class _Placing:
         )
 
     def _codes(self, builder: RowBuilder) -> tuple[int, int, int]:
-        """Which received and sent segments are codes, and the same of local memory."""
+        """Three masks: the received segments that are codes, those sent, and the local memory."""
         schedule, rank = self.schedule, self.building.rank
         if schedule.coded is None or builder.chunk == TOKEN:
             return 0, 0, 0

@@ -2,7 +2,7 @@
 
 Lanes run as in the engines: the outer loop is over tiles, the inner loop over rows. A row waits
 until all its segments have arrived and all its send channels have a free slot. Channels hold
-`depth` segments. A lane that can run a row remains able to run it, whatever other lanes do, and the
+`depth` segments. A lane that can run a row remains able to run it, whatever other lanes do. The
 effect of a row does not depend on when it runs. The plans therefore form a Kahn network: every
 interleaving of the lanes gives the same segments and, if it blocks, blocks at the same rows. One
 run decides about deadlock and about values. A larger depth than the proved one is safe too.
@@ -88,8 +88,8 @@ def verify_plans(
       and every receiver announces one.
     * The final flag is on exactly the rows that complete a value.
     * Codes are received and read as codes. Every value is encoded at most twice on its way, and a
-      rank encodes a chunk at most once. If codes travel, a value that several ranks end with is
-      encoded once where it is complete, and all of them end with what its codes decode to. A value
+      rank encodes a chunk at most once. A value that several ranks end with is encoded once where
+      it is complete, if codes travel, and all of them end with what its codes decode to. A value
       that one rank ends with is not encoded there.
 
     A flush waits for the medium only, never for another row, so it cannot cause a deadlock.

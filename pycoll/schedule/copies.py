@@ -1,4 +1,4 @@
-"""Which side copies a segment that both the sender and the receiver could copy.
+"""The choice of the side that copies a segment, where both the sender and the receiver could.
 
 Where peers reach each other's memory, a segment needs one copy: the receiver reads it in place, or
 the sender writes it into the receiver's output. The choice is data of the plan: a field of each row

@@ -124,8 +124,9 @@ def lines_of(steps: Sequence[Seen]) -> list[str]:
 
 
 def choose_step(steps: Sequence[Seen], number: int | None) -> list[Seen]:
-    """Return every rank's step of that number. Without a number, it is that of the first rank's
-    step with the median hidden share.
+    """Return every rank's step of that number.
+
+    Without a number, it is that of the first rank's step with the median hidden share.
 
     Raises InvalidArgumentError if there is no such step.
     """

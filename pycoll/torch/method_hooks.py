@@ -40,9 +40,9 @@ class MethodState:
             By default that of the process group, whose backend must be "pycoll".
 
     Errors: InvalidArgumentError for a model that is not a DistributedDataParallel or not in host
-    memory, for an unknown policy or architecture, for a process group of another backend without
-    ``comm``, and for a ``comm`` of other ranks. A backward pass raises the errors of ``comm``,
-    before any gradient is replaced.
+    memory, and for an unknown policy or architecture. The same for a process group of another
+    backend without ``comm``, and for a ``comm`` of other ranks. A backward pass raises the errors
+    of ``comm``, before any gradient is replaced.
 
     Cost: the constructor is collective. Every step copies each gradient twice. The messages are
     those of a ``pycoll.optim.Scheduler``.

@@ -1,1 +1,1 @@
-"""How a communicator changes its ranks: the survivors agree to shrink, and new ranks are let in."""
+"""Communicators that change their ranks: survivors agree to shrink, and new ranks join."""

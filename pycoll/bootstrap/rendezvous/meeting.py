@@ -22,8 +22,10 @@ SECRET_BYTES = 32
 
 
 class Meeting(NamedTuple):
-    """Where ranks meet: the addresses of the rank that serves the store, its machine, and the
-    secret, which is empty where the ranks know one already."""
+    """The place where ranks meet: the addresses and the machine of the rank that serves the store.
+
+    ``secret`` is empty where the ranks know one already.
+    """
 
     secret: bytes
     machine: str

@@ -95,8 +95,8 @@ class DeviceCase(Case):
         """Return the share of the hardware's limit that ``seconds`` reach; None if it is unknown.
 
         On one device that all ranks share, the limit of an all_reduce is to read every input byte
-        and to write every output byte once. If each rank has its own device, the limit is to carry
-        the bytes of the slowest link at the rate of the driver's copies between two devices.
+        and to write every output byte once. If each rank has its own device, the limit is the rate
+        of the driver's copies between two devices, for the bytes of the slowest link.
         """
         collective, size = self._options.collective, self._comm.size
         if self._device.has_own:

@@ -6,9 +6,9 @@ time: this measures the link of a host. Then each host runs by itself, all hosts
 this measures shared memory, with ordinary arrays and with arrays that peers read in place. At last
 one rank per host measures codecs, of which the slowest host counts.
 
-In a job on one host whose ranks are bound to cores of several domains (caches or memory), domains
-take the place of hosts in all of this. All arrays are then such that peers read them in place, as
-the choice of an algorithm assumes.
+A job on one host may have ranks that are bound to cores of several domains (caches or memory). Then
+domains take the place of hosts in all of this, and peers read all arrays in place, as the choice of
+an algorithm assumes.
 
 The time of a case is the time of the slowest group. Rank 0 fits the link (see fit.py) and sends the
 result to all ranks. Every host stores it, so a job gets the same table whichever host has its rank
@@ -293,10 +293,11 @@ def with_whole_link(one: Link, together: Sequence[Observation]) -> Link:
 def run_tune_hosts(options: HostsOptions, say: Callable[[str], None]) -> Network:
     """Measures the links of the job that this process is a rank of, and stores the result.
 
-    All ranks of the job call it, and the result is equal on all. Raises InvalidArgumentError on all
-    ranks, before any measurement, for a job on one host with one domain or with ranks that share
-    cores, and if a host could not store the result. Raises PycollError if a result was wrong, and
-    InvalidArgumentError if a host failed to store the result.
+    All ranks of the job call it, and the result is equal on all.
+
+    Before any measurement all ranks raise InvalidArgumentError for a job on one host with one
+    domain, or with ranks that share cores, and if a host could not store the result. Raises
+    PycollError if a result was wrong, and InvalidArgumentError if a host failed to store it.
     """
     import pycoll
 

@@ -444,8 +444,8 @@ class Comparison(NamedTuple):
     of 4 up to ``end_bytes``.
 
     Without ``algorithm`` the chosen ones count. ``memory``: the memory of the arrays, a value of
-    MEMORIES. ``jobs``: a measured time is the median of that many jobs, since the memory of one job
-    may by chance be placed so that caches hold less of it. ``budget_s``: s for each size of a job.
+    MEMORIES. ``jobs``: a measured time is the median of that many jobs, since caches may by chance
+    hold less of the memory of one job. ``budget_s``: s for each size of a job.
     """
 
     collective: str

@@ -43,9 +43,9 @@ def run(function: Callable[..., Any]) -> Callable[..., Any]:
 
     Result: a function with the same arguments and result.
 
-    Errors: the error of the failure, if the state had no commit since the error before and the
-    ranks are the same processes, since the error would repeat forever. Other errors of
-    ``function``, and those of ``init``, pass through.
+    Errors: the error of a failure that would repeat forever. That is so if the ranks are the same
+    processes and the state had no commit since the error before. Other errors of ``function``, and
+    those of ``init``, pass through.
 
     Cost: a synchronization of the state before each call.
 

@@ -64,10 +64,10 @@ def broadcast_optimizer_state(
     embeddings of ``model``, and for SparseAdam, these zeros are sparse. Unlike Horovod's, the
     function does not step the optimizer by these gradients.
 
-    Of an optimizer with local updates (``pycoll.optim.DiLoCo``), a rank keeps what its codec has
-    left out, and the share that it has under way, if it has completed as many synchronisations as
-    the root. Of a DistributedOptimizer with a codec, a rank keeps what the codec has left out. The
-    number of the step, from which codecs draw, and Q of PowerSGD are those of the root.
+    Where the optimizer has local updates (``pycoll.optim.DiLoCo``), a rank may have completed as
+    many synchronisations as the root. It then keeps what its codec has left out, and the share that
+    it has under way. With a DistributedOptimizer and a codec, a rank keeps what the codec has left
+    out. The number of the step, from which codecs draw, and Q of PowerSGD are those of the root.
 
     Arguments: ``optimizer``; ``root_rank``, the rank whose state all ranks get; ``model``, a module
     that may have sparse embeddings.
