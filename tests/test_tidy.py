@@ -307,6 +307,7 @@ OLD_WORDS = {
     r"roster": "elastic rendezvous",
     r"misleads": "aliases_4k",
     r"own_part|Turn": "CopyStrategy, ChannelTicket",
+    r"Coordinator": "Controller",
 }
 
 

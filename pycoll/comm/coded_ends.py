@@ -104,7 +104,7 @@ def _with_residual(
 def _with_wide_residual(
     source: _core.BufferView, feedback: Any, number: int, steps: list[Callable[[], None]]
 ) -> tuple[_core.BufferView, _core.BufferView]:
-    """Do the same for float64, whose residual this module keeps itself."""
+    """Return both for float64; this module keeps the residual of float64 itself."""
     shape = tuple(source.shape)
     kept = feedback.memory(shape, number, np.float64)
     with np.errstate(all="ignore"):  # infinities and NaN show in the result

@@ -446,7 +446,7 @@ class Moving(Core):
     def _known_rows(
         self, source: _core.BufferView, splits: Any, lengths: Sequence[Sequence[int]]
     ) -> tuple[int, list[int]]:
-        """Return the same from the ``splits`` of all ranks."""
+        """Return the rows of each rank, from the ``splits`` of all ranks."""
         if splits is not None:
             raise InvalidArgumentError("splits and lengths mean the same: pass one of them")
         if not isinstance(lengths, Sequence | np.ndarray) or len(lengths) != self.size:

@@ -48,7 +48,7 @@ class FusedMessage(NamedTuple):
     residuals: Sequence[_core.BufferView] = ()
 
     def in_list(self, key: int) -> FusedMessage:
-        """Return the same with the key of the whole list as a part of its own.
+        """Return this message with a key that includes the key of the whole list.
 
         Without that, a rank whose list is shorter could leave before another rank begins its last
         message.
@@ -58,7 +58,7 @@ class FusedMessage(NamedTuple):
     def with_codec(
         self, memories: Sequence[tuple[Any, int]]
     ) -> tuple[FusedMessage, list[CodedEnds]]:
-        """Return the same with the arrays and residuals that a codec takes, and these ends.
+        """Return this message with the arrays and residuals that a codec takes, and their ends.
 
         ``memories``: of each array the Feedback, or None for all, and its number there.
         """

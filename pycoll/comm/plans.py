@@ -82,7 +82,7 @@ class Prepared(NamedTuple):
             self.reduction.check_shape(shape, axes)
 
     def of_array(self, shape: Shape) -> Prepared:
-        """Return the same for one array, whose shape must be equal on all ranks."""
+        """Return this call for one array, whose shape must be equal on all ranks."""
         call = _core.CallArrays()
         call.add(self.dtype, self.op, shape)
         return self.of_arrays([(0, shape)], call)
@@ -90,7 +90,7 @@ class Prepared(NamedTuple):
     def of_arrays(
         self, arrays: Iterable[tuple[int, Shape]], call: _core.CallArrays | None = None
     ) -> Prepared:
-        """Return the same for a message of several arrays.
+        """Return this call for a message of several arrays.
 
         ``arrays``: pairs of bytes and shape, which must be equal on all ranks. ``call``: all arrays
         of the list or group, which a MismatchError names.

@@ -391,7 +391,7 @@ def _on_world(method: _Call) -> _Call:
 def _of_world(
     method: Callable[Concatenate[Communicator, _Arguments], _Result],
 ) -> Callable[_Arguments, _Result]:
-    """Make such a function for a method that is plain Python."""
+    """Make a module function from a method that native code does not run, as ``_on_world`` does."""
 
     @functools.wraps(method)
     def call(*args: _Arguments.args, **words: _Arguments.kwargs) -> _Result:

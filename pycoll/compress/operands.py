@@ -84,7 +84,7 @@ class Operands:
         return self.values[shift(self._piece(number), -self.shard.start)]
 
     def source(self, number: int) -> _core.BufferView:
-        """Return the same for kernels: the caller's memory where it serves, else the values."""
+        """Return the values for kernels: the caller's memory where it serves, else ``own``."""
         view = self._views[number]
         if self._values is None and view.contiguous and view.dtype == DType.FLOAT32:
             return view
