@@ -166,7 +166,7 @@ class Feedback:
         return self.corrected_piece(x, x.shape, number, whole_array).reshape(x.shape)
 
     def corrected_piece(self, x: Array, shape: tuple[int, ...], number: int, piece: slice) -> Array:
-        """Return what ``corrected`` returns, for a piece of an array of this ``shape``, on one axis."""
+        """Correct a piece of an array of this ``shape`` as ``corrected`` does; return one axis."""
         before = self._array_of(self._velocities, shape, x.dtype, number)
         self._next[number] = velocity = np.zeros(shape, x.dtype)
         own = velocity.reshape(-1)[piece]
