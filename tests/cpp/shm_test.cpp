@@ -205,8 +205,9 @@ class Vandal {
   }
   shm::Control& control() { return *reinterpret_cast<shm::Control*>(all_.data()); }
   shm::SlotLine& line(std::uint32_t channel) {
-    return *reinterpret_cast<shm::SlotLine*>(all_.data() + shm::lane_offset(2, 0) +
-                                             shm::lane_skew(1) + shm::slot_line_offset(channel));
+    return *reinterpret_cast<shm::SlotLine*>(all_.data() + shm::peer_block_offset(2, 0) +
+                                             shm::peer_block_skew(1) +
+                                             shm::slot_line_offset(channel));
   }
   // Anything anywhere a peer looks, often nearly right.
   void scribble(Prng& prng) {

@@ -142,7 +142,7 @@ Status ShmTransport::attach(int peer, UniqueFd segment, UniqueFd doorbell, Uniqu
   return {};
 }
 
-// Maps all of the peer's segment, because the lane of another peer may hold a payload that several
+// Maps all of the peer's segment, because another peer's block may hold a payload that several
 // peers read. Unused parts cost address space only: about 2 MiB per rank of the communicator, for
 // each local peer.
 Status ShmTransport::map_link(int peer, int segment, shm::LinkMemory* memory) {

@@ -5,18 +5,18 @@
 //                  core on which it runs; the location of its arena
 //   ack lines      one per peer: the number of segments that the owner has released, the channels
 //                  on which it waits, the peer's arena that it has mapped, its write windows
-//   lanes          one block per peer: headers of the segments that the owner sends to that peer on
-//                  all channels, and slot buffers for their payloads
+//   peer blocks    one per peer: headers of the segments that the owner sends to that peer on all
+//                  channels, and slot buffers for their payloads
 //
 // A header states where its payload is:
-//   - in the slot buffer of its own lane;
-//   - in a slot buffer of another lane of the owner, if several peers read the same payload;
+//   - in the slot buffer of its own peer block;
+//   - in a slot buffer of another peer block of the owner, if several peers read the same payload;
 //   - exposed: in the arena of the owner's process (shm_arena.h), for a zero-copy read;
 //   - placed: in the arena of the receiver's process, where a direct write has put it.
 //
-// The file is sparse: a lane without traffic uses address space but no memory. Shared words are 64
-// bits wide and are accessed through the functions below only; counters never decrease. Words with
-// different readers are 128 bytes apart, because processors fetch cache lines in pairs.
+// The file is sparse: a peer block without traffic uses address space but no memory. Shared words
+// are 64 bits wide and are accessed through the functions below only; counters never decrease.
+// Words with different readers are 128 bytes apart, because processors fetch cache lines in pairs.
 #pragma once
 
 #include "base/bytes.h"
@@ -122,30 +122,31 @@ static_assert(offsetof(SlotLine, payload) + kFirstLineBytes == kLinePair / 2 &&
 // few sets of the first-level cache.
 inline constexpr std::size_t kPayloadStride = kSegmentBytesMax + kLinePair;
 
-// All slot lines of a lane are adjacent, so that small segments of all channels share one page.
-inline constexpr std::size_t kLaneLines = kChannelsMax * kChannelDepth * sizeof(SlotLine);
+// All slot lines of a peer block are adjacent, so that small segments of all channels share one
+// page.
+inline constexpr std::size_t kPeerBlockLines = kChannelsMax * kChannelDepth * sizeof(SlotLine);
 inline constexpr std::size_t kSkews = 31;
-inline constexpr std::size_t kLaneBytes = round_up(
-    kLaneLines + kChannelsMax * kChannelDepth * kPayloadStride + kSkews * kLinePair, kPage);
+inline constexpr std::size_t kPeerBlockBytes = round_up(
+    kPeerBlockLines + kChannelsMax * kChannelDepth * kPayloadStride + kSkews * kLinePair, kPage);
 
 constexpr std::size_t control_bytes(int size) {
   return sizeof(Control) + round_up(static_cast<std::size_t>(size) * sizeof(AckLine), kPage);
 }
-constexpr std::size_t lane_offset(int size, int peer) {
-  return control_bytes(size) + static_cast<std::size_t>(peer) * kLaneBytes;
+constexpr std::size_t peer_block_offset(int size, int peer) {
+  return control_bytes(size) + static_cast<std::size_t>(peer) * kPeerBlockBytes;
 }
-constexpr std::size_t segment_file_bytes(int size) { return lane_offset(size, size); }
+constexpr std::size_t segment_file_bytes(int size) { return peer_block_offset(size, size); }
 
-// The offset of a lane's content. It differs between owners, so that the lines of many owners do
-// not compete for one cache set of a common reader.
-constexpr std::size_t lane_skew(int owner) {
+// The offset of a peer block's content. It differs between owners, so that the lines of many owners
+// do not compete for one cache set of a common reader.
+constexpr std::size_t peer_block_skew(int owner) {
   return static_cast<std::size_t>(owner) % kSkews * kLinePair;
 }
 constexpr std::size_t slot_line_offset(std::uint32_t channel) {
   return channel * kChannelDepth * sizeof(SlotLine);
 }
 constexpr std::size_t payload_offset(std::uint32_t channel) {
-  return kLaneLines + channel * kChannelDepth * kPayloadStride;
+  return kPeerBlockLines + channel * kChannelDepth * kPayloadStride;
 }
 
 // Acquire: later reads of this thread are not reordered before these reads.

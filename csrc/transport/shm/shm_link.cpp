@@ -84,11 +84,11 @@ Wiring ShmLink::wiring() {
 SendChannel& ShmLink::send_channel(std::uint32_t number) {
   PYCOLL_ASSERT(number < kChannelsMax, "channel %u", number);
   if (sends_[number] == nullptr) {
-    std::byte* lane =
-        memory_.own.base + lane_offset(options_.size, options_.peer) + lane_skew(options_.rank);
+    std::byte* peer_block = memory_.own.base + peer_block_offset(options_.size, options_.peer) +
+                            peer_block_skew(options_.rank);
     sends_[number] = std::make_unique<ShmSendChannel>(
-        number, memory_.own, reinterpret_cast<SlotLine*>(lane + slot_line_offset(number)),
-        lane + payload_offset(number), wiring());
+        number, memory_.own, reinterpret_cast<SlotLine*>(peer_block + slot_line_offset(number)),
+        peer_block + payload_offset(number), wiring());
   }
   return *sends_[number];
 }
@@ -97,11 +97,11 @@ RecvChannel& ShmLink::recv_channel(std::uint32_t number) {
   PYCOLL_ASSERT(number < kChannelsMax, "channel %u", number);
   if (recvs_[number] == nullptr) {
     const Whole<const std::byte> whole{memory_.peer.data(), segment_file_bytes(options_.size)};
-    const std::byte* lane =
-        whole.base + lane_offset(options_.size, options_.rank) + lane_skew(options_.peer);
+    const std::byte* peer_block = whole.base + peer_block_offset(options_.size, options_.rank) +
+                                  peer_block_skew(options_.peer);
     recvs_[number] = std::make_unique<ShmRecvChannel>(
-        number, whole, reinterpret_cast<const SlotLine*>(lane + slot_line_offset(number)), wiring(),
-        &fault_);
+        number, whole, reinterpret_cast<const SlotLine*>(peer_block + slot_line_offset(number)),
+        wiring(), &fault_);
   }
   return *recvs_[number];
 }
