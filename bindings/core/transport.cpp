@@ -39,9 +39,9 @@ ShmHandle make_shm(int rank, int size) {
   return handle;
 }
 
-void attach_shm(ShmHandle& handle, int peer, int segment, int doorbell, int liveness, int pid) {
+void attach_shm(ShmHandle& handle, int peer, int shared_file, int doorbell, int liveness, int pid) {
   raise_if_failed(
-      handle.shm->attach(peer, UniqueFd(segment), UniqueFd(doorbell), UniqueFd(liveness), pid),
+      handle.shm->attach(peer, UniqueFd(shared_file), UniqueFd(doorbell), UniqueFd(liveness), pid),
       "init");
 }
 
@@ -107,7 +107,7 @@ void bind_shm(py::module_& module) {
   py::class_<ShmHandle, TransportHandle>(module, "ShmTransport", "Shared memory of one host.")
       .def(py::init(&make_shm), py::arg("rank"), py::arg("size"))
       .def(
-          "segment_fd", [](const ShmHandle& handle) { return handle.shm->segment_fd(); },
+          "segment_fd", [](const ShmHandle& handle) { return handle.shm->shared_file_fd(); },
           "This rank's memory, to be passed to peers; stays owned here.")
       .def(
           "doorbell_fd", [](const ShmHandle& handle) { return handle.shm->doorbell_fd(); },

@@ -89,7 +89,7 @@ bool Arena::open() {
   Mapping mapping;
   std::uint64_t key = 0;
   if (bytes == 0 || ::getrandom(&key, sizeof(key), 0) != sizeof(key) ||
-      !create_segment(bytes, &fd, "pycoll-arrays").ok() ||
+      !create_shared_file(bytes, &fd, "pycoll-arrays").ok() ||
       !Mapping::map_bare(fd.get(), bytes, kAlignment, &mapping).ok() ||
       !mapping.cover(kHugePage, true)) {
     return false;

@@ -101,7 +101,7 @@ Status Mapping::reserve(std::size_t bytes, std::size_t alignment, Mapping* made)
   return {};
 }
 
-Status create_segment(std::size_t bytes, UniqueFd* made, const char* title) {
+Status create_shared_file(std::size_t bytes, UniqueFd* made, const char* title) {
   UniqueFd fd(::memfd_create(title, MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd.valid()) return failed("cannot create a segment (is `ulimit -n` too low?)");
   if (::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) {
@@ -113,7 +113,7 @@ Status create_segment(std::size_t bytes, UniqueFd* made, const char* title) {
   return {};
 }
 
-Status check_segment(int fd, std::size_t bytes, int peer) {
+Status check_shared_file(int fd, std::size_t bytes, int peer) {
   const std::string whose = "the segment of rank " + std::to_string(peer);
   struct stat facts = {};
   if (::fstat(fd, &facts) != 0) return failed("cannot examine " + whose, {peer});

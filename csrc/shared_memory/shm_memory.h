@@ -50,10 +50,10 @@ class Mapping {
 // Creates an anonymous file of `bytes` zeros that can neither shrink nor grow. It is in no
 // folder: it ends with its last mapping or descriptor, however its owner dies.
 // /proc/PID/maps shows `title`.
-Status create_segment(std::size_t bytes, UniqueFd* made, const char* title = "pycoll");
+Status create_shared_file(std::size_t bytes, UniqueFd* made, const char* title = "pycoll");
 
-// Checks that `fd` is a segment of `bytes` that cannot shrink. `peer` is for the error text.
-Status check_segment(int fd, std::size_t bytes, int peer);
+// Checks that `fd` is a file of `bytes` that cannot shrink. `peer` is for the error text.
+Status check_shared_file(int fd, std::size_t bytes, int peer);
 
 // barrier_everywhere() makes every processor that runs a registered process execute a full memory
 // barrier. Each process on either side calls register_barriers() once. Both return false if the

@@ -38,7 +38,7 @@ inline std::unique_ptr<transport::ShmTransport> make_shm(
 
 inline void attach_shm(transport::ShmTransport& to, transport::ShmTransport& peer, int peer_rank,
                        UniqueFd liveness) {
-  const Status status = to.attach(peer_rank, copy_of(peer.segment_fd()),
+  const Status status = to.attach(peer_rank, copy_of(peer.shared_file_fd()),
                                   copy_of(peer.doorbell_fd()), std::move(liveness), ::getpid());
   CHECK(status.ok(), "%s", status.message().c_str());
 }

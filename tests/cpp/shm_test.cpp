@@ -1,4 +1,4 @@
-// What the conformance suite cannot know of shared memory: real processes that die, segments that
+// What the conformance suite cannot know of shared memory: real processes that die, files that
 // are not what they claim, peers that write nonsense, and what an idle link costs.
 #include <fcntl.h>
 #include <poll.h>
@@ -40,7 +40,7 @@ class TwoProcesses {
       child(*there_);
       ::_exit(0);
     }
-    const Status status = here_->attach(1, copy_of(there_->segment_fd()),
+    const Status status = here_->attach(1, copy_of(there_->shared_file_fd()),
                                         copy_of(there_->doorbell_fd()), std::move(end_here), pid_);
     CHECK(status.ok(), "%s", status.message().c_str());
   }
@@ -151,31 +151,32 @@ TEST(wrong_descriptors_are_refused_in_words) {
   auto rank_1 = make_shm(1, 3);
   auto of_two = make_shm(1, 2);
   UniqueFd unsealed(::memfd_create("unsealed", MFD_CLOEXEC));
-  CHECK(::ftruncate(unsealed.get(), shm::segment_file_bytes(3)) == 0, "cannot make a file");
+  CHECK(::ftruncate(unsealed.get(), shm::shared_file_bytes(3)) == 0, "cannot make a file");
   UniqueFd blank;
-  CHECK(shm::create_segment(shm::segment_file_bytes(3), &blank).ok(), "cannot make a segment");
+  CHECK(shm::create_shared_file(shm::shared_file_bytes(3), &blank).ok(),
+        "cannot make a shared file");
   UniqueFd null(::open("/dev/null", O_RDWR | O_CLOEXEC));
   struct Example {
     int peer;
-    int segment;
+    int shared_file;
     Code code;
     const char* part;  // of the message
   };
   const Example examples[] = {
       {1, -1, Code::kTransport, "cannot examine the segment of rank 1"},
       {1, null.get(), Code::kTransport, "has 0 bytes, expected"},
-      {1, of_two->segment_fd(), Code::kTransport, "bytes, expected"},
+      {1, of_two->shared_file_fd(), Code::kTransport, "bytes, expected"},
       {1, unsealed.get(), Code::kTransport, "not sealed"},
       {1, blank.get(), Code::kTransport, "not a segment of this pycoll version"},
-      {2, rank_1->segment_fd(), Code::kTransport, "belongs to rank 1 of 3"},
-      {0, rank_1->segment_fd(), Code::kInvalidArgument, "not another rank"},
-      {3, rank_1->segment_fd(), Code::kInvalidArgument, "not another rank"},
-      {-1, rank_1->segment_fd(), Code::kInvalidArgument, "not another rank"},
+      {2, rank_1->shared_file_fd(), Code::kTransport, "belongs to rank 1 of 3"},
+      {0, rank_1->shared_file_fd(), Code::kInvalidArgument, "not another rank"},
+      {3, rank_1->shared_file_fd(), Code::kInvalidArgument, "not another rank"},
+      {-1, rank_1->shared_file_fd(), Code::kInvalidArgument, "not another rank"},
   };
   const int before = open_descriptors();
   for (const Example& example : examples) {
-    UniqueFd segment(example.segment < 0 ? -1 : copy_of(example.segment).release());
-    const Status status = rank_0->attach(example.peer, std::move(segment),
+    UniqueFd shared_file(example.shared_file < 0 ? -1 : copy_of(example.shared_file).release());
+    const Status status = rank_0->attach(example.peer, std::move(shared_file),
                                          copy_of(rank_1->doorbell_fd()), UniqueFd(), 1);
     CHECK(status.code() == example.code && status.message().find(example.part) != std::string::npos,
           "expected '%s', got '%s'", example.part, status.message().c_str());
@@ -183,7 +184,7 @@ TEST(wrong_descriptors_are_refused_in_words) {
   }
   CHECK(open_descriptors() == before, "a refused attach kept descriptors");
   attach_shm(*rank_0, *rank_1, 1, UniqueFd());
-  const Status twice = rank_0->attach(1, copy_of(rank_1->segment_fd()),
+  const Status twice = rank_0->attach(1, copy_of(rank_1->shared_file_fd()),
                                       copy_of(rank_1->doorbell_fd()), UniqueFd(), 1);
   CHECK(twice.code() == Code::kInvalidArgument, "attached twice");
   rank_0->close();
@@ -196,12 +197,13 @@ TEST(wrong_descriptors_are_refused_in_words) {
   }
 }
 
-// Rank 1's segment, written to behind its back.
+// Rank 1's shared file, written to behind its back.
 class Vandal {
  public:
   explicit Vandal(ShmTransport& victim) {
-    CHECK(shm::Mapping::map(victim.segment_fd(), 0, shm::segment_file_bytes(2), true, &all_).ok(),
-          "cannot map");
+    CHECK(
+        shm::Mapping::map(victim.shared_file_fd(), 0, shm::shared_file_bytes(2), true, &all_).ok(),
+        "cannot map");
   }
   shm::Control& control() { return *reinterpret_cast<shm::Control*>(all_.data()); }
   shm::SlotLine& line(std::uint32_t channel) {
@@ -256,8 +258,8 @@ TEST(a_malformed_segment_ends_the_link) {
   CHECK(recv.peek() == nullptr, "a broken link went on");
 }
 
-TEST(a_payload_outside_the_segment_ends_the_link) {
-  const std::uint64_t whole = shm::segment_file_bytes(2);
+TEST(a_payload_outside_the_shared_file_ends_the_link) {
+  const std::uint64_t whole = shm::shared_file_bytes(2);
   for (const std::uint64_t offset :
        {whole - 99, whole, ~std::uint64_t{0}, ~std::uint64_t{0} - 99}) {
     auto rank_0 = make_shm(0, 2);
@@ -320,7 +322,8 @@ TEST(an_idle_link_uses_next_to_no_memory) {
   }
   const auto used = [&](int rank) {
     struct stat facts = {};
-    CHECK(::fstat(ranks[static_cast<std::size_t>(rank)]->segment_fd(), &facts) == 0, "no facts");
+    CHECK(::fstat(ranks[static_cast<std::size_t>(rank)]->shared_file_fd(), &facts) == 0,
+          "no facts");
     return static_cast<long long>(facts.st_blocks) * 512;
   };
   for (int rank = 0; rank < kSize; ++rank) {

@@ -38,7 +38,7 @@ bool watch(int events, int fd, std::uint32_t mask, std::uint32_t tag) {
 }
 
 Status check_identity(const Identity& identity, int peer, int size) {
-  if (identity.magic != shm::kMagic || identity.segment_bytes != shm::segment_file_bytes(size)) {
+  if (identity.magic != shm::kMagic || identity.file_bytes != shm::shared_file_bytes(size)) {
     return Status::error(
         Code::kTransport,
         "shared memory: what rank " + std::to_string(peer) +
@@ -80,11 +80,11 @@ Status ShmTransport::create(int rank, int size, std::unique_ptr<ShmTransport>* m
 }
 
 Status ShmTransport::open() {
-  Status status = shm::create_segment(shm::segment_file_bytes(size_), &segment_);
+  Status status = shm::create_shared_file(shm::shared_file_bytes(size_), &shared_file_);
   if (!status.ok()) return status;
-  status = shm::Mapping::map(segment_.get(), 0, shm::segment_file_bytes(size_), true, &whole_);
+  status = shm::Mapping::map(shared_file_.get(), 0, shm::shared_file_bytes(size_), true, &whole_);
   if (!status.ok()) return status;
-  control().identity = {shm::kMagic, shm::segment_file_bytes(size_), rank_, size_, barriers_, 0};
+  control().identity = {shm::kMagic, shm::shared_file_bytes(size_), rank_, size_, barriers_, 0};
   writer_ = std::make_unique<shm::NoticeWriter>(&control());
   links_.resize(static_cast<std::size_t>(size_));
   doorbell_.reset(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
@@ -120,12 +120,12 @@ Status ShmTransport::check_attach(int peer) const {
   return {};
 }
 
-Status ShmTransport::attach(int peer, UniqueFd segment, UniqueFd doorbell, UniqueFd liveness,
+Status ShmTransport::attach(int peer, UniqueFd shared_file, UniqueFd doorbell, UniqueFd liveness,
                             int pid) {
   Status status = check_attach(peer);
   if (!status.ok()) return status;
   shm::LinkMemory memory;
-  status = map_link(peer, segment.get(), &memory);
+  status = map_link(peer, shared_file.get(), &memory);
   if (!status.ok()) return status;
   const auto& identity = reinterpret_cast<const Control*>(memory.peer.data())->identity;
   const bool fenced = !barriers_ || identity.barriers_when_arming == 0;
@@ -142,18 +142,18 @@ Status ShmTransport::attach(int peer, UniqueFd segment, UniqueFd doorbell, Uniqu
   return {};
 }
 
-// Maps all of the peer's segment, because another peer's block may hold a payload that several
+// Maps all of the peer's shared file, because another peer's block may hold a payload that several
 // peers read. Unused parts cost address space only: about 2 MiB per rank of the communicator, for
 // each local peer.
-Status ShmTransport::map_link(int peer, int segment, shm::LinkMemory* memory) {
-  Status status = shm::check_segment(segment, shm::segment_file_bytes(size_), peer);
+Status ShmTransport::map_link(int peer, int shared_file, shm::LinkMemory* memory) {
+  Status status = shm::check_shared_file(shared_file, shm::shared_file_bytes(size_), peer);
   if (!status.ok()) return status;
-  status = shm::Mapping::map(segment, 0, shm::segment_file_bytes(size_), false, &memory->peer);
+  status = shm::Mapping::map(shared_file, 0, shm::shared_file_bytes(size_), false, &memory->peer);
   if (!status.ok()) return status;
   const std::byte* whole = memory->peer.data();
   status = check_identity(reinterpret_cast<const Control*>(whole)->identity, peer, size_);
   if (!status.ok()) return status;
-  memory->own = {whole_.data(), shm::segment_file_bytes(size_)};
+  memory->own = {whole_.data(), shm::shared_file_bytes(size_)};
   memory->own_acks = reinterpret_cast<AckLine*>(whole_.data() + sizeof(Control)) + peer;
   memory->peer_acks = reinterpret_cast<const AckLine*>(whole + sizeof(Control)) + rank_;
   return {};
@@ -275,7 +275,7 @@ void ShmTransport::close() {
   doorbell_.reset();
   inbox_.reset();
   lifeline_.reset();
-  segment_.reset();
+  shared_file_.reset();
 }
 
 }  // namespace pycoll::transport

@@ -1,5 +1,5 @@
-// Shared memory between the ranks of one host. Each rank owns one anonymous segment (memfd). Only
-// the owner writes it; its peers map it read-only. The segment has no name, so it disappears with
+// Shared memory between the ranks of one host. Each rank owns one anonymous shared file (memfd).
+// Only the owner writes it; its peers map it read-only. The file has no name, so it disappears with
 // the last process that uses it. A payload is written once and read in place. Layout: shm_layout.h.
 //
 // Liveness: each rank holds one end of a socket pair, its inbox, and all its peers hold copies of
@@ -31,10 +31,10 @@ struct ShmOptions {
 };
 
 // Threads: as in transport.h. Uses two descriptors per peer and five of its own. Pages of the
-// segment take memory only after a segment has passed through them.
+// shared file take memory only after a segment has passed through them.
 class ShmTransport final : public Transport, public CoreHints {
  public:
-  // Creates this rank's segment and doorbell. Fails with kInvalidArgument for a rank outside
+  // Creates this rank's shared file and doorbell. Fails with kInvalidArgument for a rank outside
   // [0, size), and with kTransport if the system refuses a resource.
   static Status create(int rank, int size, std::unique_ptr<ShmTransport>* made,
                        const ShmOptions& options = {});
@@ -42,7 +42,7 @@ class ShmTransport final : public Transport, public CoreHints {
 
   // Borrowed descriptors, valid until close(). The bootstrap passes them to each peer (SCM_RIGHTS,
   // or dup within a process), and the peer gives them to its attach().
-  int segment_fd() const { return segment_.get(); }
+  int shared_file_fd() const { return shared_file_.get(); }
   int doorbell_fd() const { return doorbell_.get(); }
   int lifeline_fd() const { return lifeline_.get(); }
   // Borrowed, valid until close(). The end at which this rank receives descriptors that a holder of
@@ -53,14 +53,14 @@ class ShmTransport final : public Transport, public CoreHints {
   // after the peer has died.
   int liveness_fd(int peer) const;
 
-  // Creates the link to `peer` from its segment, its doorbell and `liveness`: a connected unix
-  // socket without traffic, such as the peer's lifeline. The end of that socket means that process
-  // `pid` is gone. `liveness` may be empty for a peer that is a thread of this process; the link
-  // then ends only by the peer's notices. Takes ownership of the descriptors, on failure too.
+  // Creates the link to `peer` from its shared file, its doorbell and `liveness`: a connected
+  // unix socket without traffic, such as the peer's lifeline. The end of that socket means that
+  // process `pid` is gone. `liveness` may be empty for a peer that is a thread of this process; the
+  // link then ends only by the peer's notices. Takes ownership of the descriptors, on failure too.
   // A failed call creates no link. kInvalidArgument: `peer` is out of range, is this rank, or is
-  // attached already. kTransport: the segment is not one of rank `peer` in a communicator of this
-  // size, or the system refuses a resource.
-  Status attach(int peer, UniqueFd segment, UniqueFd doorbell, UniqueFd liveness, int pid);
+  // attached already. kTransport: the shared file is not one of rank `peer` in a communicator of
+  // this size, or the system refuses a resource.
+  Status attach(int peer, UniqueFd shared_file, UniqueFd doorbell, UniqueFd liveness, int pid);
 
   // Chooses the stores that fill memory which a peer reads next (shm_stores.h). Requires: no
   // channel has been used.
@@ -87,7 +87,7 @@ class ShmTransport final : public Transport, public CoreHints {
 
   Status open();
   Status check_attach(int peer) const;
-  Status map_link(int peer, int segment, shm::LinkMemory* memory);
+  Status map_link(int peer, int shared_file, shm::LinkMemory* memory);
   bool liveness_due();
   bool check_liveness();
   void forget_liveness(const shm::ShmLink& link);
@@ -95,12 +95,12 @@ class ShmTransport final : public Transport, public CoreHints {
 
   const int rank_;
   const int size_;
-  UniqueFd segment_;
+  UniqueFd shared_file_;
   UniqueFd doorbell_;
   UniqueFd inbox_;
   UniqueFd lifeline_;
   UniqueFd events_;     // epoll over the doorbell and all liveness sockets
-  shm::Mapping whole_;  // this rank's segment
+  shm::Mapping whole_;  // this rank's shared file
   std::unique_ptr<shm::NoticeWriter> writer_;
   std::unique_ptr<shm::Bell> own_bell_;
   std::vector<std::unique_ptr<shm::ShmLink>> links_;  // by rank; nullptr without a link

@@ -1,5 +1,5 @@
-// The layout of a rank's shared segment. Each rank owns one segment, which it alone writes and its
-// peers map read-only:
+// The layout of a rank's shared file. Each rank owns one file, which it alone writes and its peers
+// map read-only:
 //
 //   control page   the owner's identity; its sleep epoch; its notices; whether it has closed; the
 //                  core on which it runs; the location of its arena
@@ -34,7 +34,7 @@ inline constexpr std::uint32_t kNoticePlaces = 4;
 
 struct alignas(kLinePair) Identity {
   std::uint64_t magic;
-  std::uint64_t segment_bytes;
+  std::uint64_t file_bytes;
   std::int32_t rank;
   std::int32_t size;
   std::uint32_t barriers_when_arming;  // 1: the owner's arm() makes all processors execute a fence
@@ -104,8 +104,8 @@ struct alignas(kLinePair) AckLine {
 // A segment's header, followed by its payload or the payload's location. A payload of up to
 // kInlineBytes follows the header, so that one cache line, or one pair of lines that processors
 // fetch together, moves the whole segment between cores. For a longer payload `payload` holds an
-// offset of 8 bytes: from the start of the owner's segment, or, with kZeroCopyBit, from the start
-// of its arena. With kPlacedBit the payload is in the receiver's write window.
+// offset of 8 bytes: from the start of the owner's shared file, or, with kZeroCopyBit, from the
+// start of its arena. With kPlacedBit the payload is in the receiver's write window.
 struct alignas(kLinePair) SlotLine {
   std::uint64_t stamp;  // this slot holds segment number stamp - 1 of the channel
   SegmentHeader header;
@@ -135,7 +135,7 @@ constexpr std::size_t control_bytes(int size) {
 constexpr std::size_t peer_block_offset(int size, int peer) {
   return control_bytes(size) + static_cast<std::size_t>(peer) * kPeerBlockBytes;
 }
-constexpr std::size_t segment_file_bytes(int size) { return peer_block_offset(size, size); }
+constexpr std::size_t shared_file_bytes(int size) { return peer_block_offset(size, size); }
 
 // The offset of a peer block's content. It differs between owners, so that the lines of many owners
 // do not compete for one cache set of a common reader.

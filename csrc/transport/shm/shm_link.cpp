@@ -96,7 +96,7 @@ SendChannel& ShmLink::send_channel(std::uint32_t number) {
 RecvChannel& ShmLink::recv_channel(std::uint32_t number) {
   PYCOLL_ASSERT(number < kChannelsMax, "channel %u", number);
   if (recvs_[number] == nullptr) {
-    const Whole<const std::byte> whole{memory_.peer.data(), segment_file_bytes(options_.size)};
+    const Whole<const std::byte> whole{memory_.peer.data(), shared_file_bytes(options_.size)};
     const std::byte* peer_block = whole.base + peer_block_offset(options_.size, options_.rank) +
                                   peer_block_skew(options_.peer);
     recvs_[number] = std::make_unique<ShmRecvChannel>(

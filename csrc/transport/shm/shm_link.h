@@ -50,10 +50,10 @@ class NoticeReader {
   std::uint64_t last_number_ = 0;
 };
 
-// The parts of both segments that a link uses.
+// The parts of both shared files that a link uses.
 struct LinkMemory {
-  Whole<std::byte> own{};  // this rank's segment, writable; owned by the transport
-  Mapping peer;            // the peer's segment
+  Whole<std::byte> own{};  // this rank's shared file, writable; owned by the transport
+  Mapping peer;            // the peer's shared file
   AckLine* own_acks = nullptr;
   const AckLine* peer_acks = nullptr;
 };

@@ -42,11 +42,11 @@ struct RecvAbilities : ZeroCopyReceiver, WriteWindows {};
 class alignas(64) ShmRecvChannel final : public RecvChannel, RecvRing, RecvAbilities {
  public:
   // After a fault no channel of the link receives any more. `fault` outlives the channel. `lines`
-  // are this channel's slot lines in the peer's `segment`.
-  ShmRecvChannel(std::uint32_t number, Whole<const std::byte> segment, const SlotLine* lines,
+  // are this channel's slot lines in the peer's `shared_file`.
+  ShmRecvChannel(std::uint32_t number, Whole<const std::byte> shared_file, const SlotLine* lines,
                  const Wiring& wiring, Fault* fault)
       : RecvRing(lines, &wiring.own_acks->released[number], wiring.bell, fault),
-        segment_(segment),
+        shared_file_(shared_file),
         peer_starved_(&wiring.peer_acks->starved),
         starved_bit_(std::uint64_t{1} << number),
         zero_copy_source_(wiring.zero_copy_source),
@@ -139,10 +139,11 @@ class alignas(64) ShmRecvChannel final : public RecvChannel, RecvRing, RecvAbili
     if (load_acquire(line.stamp) != head_ + 1 || line.header.bytes <= kInlineBytes) return;
     std::uint64_t offset = 0;
     std::memcpy(&offset, line.payload, sizeof(offset));
-    if (offset > segment_.bytes) return;  // the payload is in an arena
-    const std::uint64_t bytes = std::min<std::uint64_t>(line.header.bytes, segment_.bytes - offset);
+    if (offset > shared_file_.bytes) return;  // the payload is in an arena
+    const std::uint64_t bytes =
+        std::min<std::uint64_t>(line.header.bytes, shared_file_.bytes - offset);
     for (std::uint64_t at = 0; at < std::min(bytes, kAhead); at += kLine) {
-      __builtin_prefetch(segment_.base + offset + at);
+      __builtin_prefetch(shared_file_.base + offset + at);
     }
   }
 
@@ -152,10 +153,10 @@ class alignas(64) ShmRecvChannel final : public RecvChannel, RecvRing, RecvAbili
     if (bytes <= kInlineBytes) return line.payload;
     if ((offset & kZeroCopyBit) != 0) return peer_arena_->acquire(offset & ~kZeroCopyBit, bytes);
     if (bytes >= kUncopiedBytesMin) peer_arena_->refresh();
-    return offset <= segment_.bytes - bytes ? segment_.base + offset : nullptr;
+    return offset <= shared_file_.bytes - bytes ? shared_file_.base + offset : nullptr;
   }
 
-  Whole<const std::byte> segment_;
+  Whole<const std::byte> shared_file_;
   const std::uint64_t* peer_starved_;
   std::uint64_t starved_bit_;
   ZeroCopySource* zero_copy_source_;

@@ -39,11 +39,11 @@ struct SendAbilities : StoreHints, SourceRecord, ZeroCopySender, DirectWriter, M
 // determine how far channels run ahead of each other.
 class alignas(64) ShmSendChannel final : public SendChannel, SendRing, SendAbilities {
  public:
-  // `lines` and `payloads` (kPayloadStride apart) are this channel's part of `segment`.
-  ShmSendChannel(std::uint32_t number, Whole<std::byte> segment, SlotLine* lines,
+  // `lines` and `payloads` (kPayloadStride apart) are this channel's part of `shared_file`.
+  ShmSendChannel(std::uint32_t number, Whole<std::byte> shared_file, SlotLine* lines,
                  std::byte* payloads, const Wiring& wiring)
       : SendRing(lines, &wiring.peer_acks->released[number], wiring.bell),
-        segment_(segment.base),
+        shared_file_(shared_file.base),
         starved_word_(&wiring.own_acks->starved),
         starved_bit_(std::uint64_t{1} << number),
         own_bell_(wiring.own_bell),
@@ -133,7 +133,7 @@ class alignas(64) ShmSendChannel final : public SendChannel, SendRing, SendAbili
   bool flushed() override { return true; }
   bool reads(const std::byte* /*data*/, std::size_t /*bytes*/) override { return false; }
 
-  const void* memory() const override { return segment_; }
+  const void* memory() const override { return shared_file_; }
 
   bool repeat(const SegmentHeader& header, SendChannel& other) override {
     if (!find_slot_buffer(header.bytes)) return false;
@@ -231,7 +231,7 @@ class alignas(64) ShmSendChannel final : public SendChannel, SendRing, SendAbili
   void publish(const SegmentHeader& header, const std::byte* inlined,
                const SlotBuffer* slot_buffer) {
     if (header.bytes > kInlineBytes) {
-      return publish_place(header, static_cast<std::uint64_t>(slot_buffer->data - segment_));
+      return publish_place(header, static_cast<std::uint64_t>(slot_buffer->data - shared_file_));
     }
     SlotLine& line = lines_[next_ % kChannelDepth];
     line.header = header;
@@ -281,7 +281,7 @@ class alignas(64) ShmSendChannel final : public SendChannel, SendRing, SendAbili
     if (more) own_bell_->ring();
   }
 
-  const std::byte* segment_;
+  const std::byte* shared_file_;
   // By slot: slot buffers of this channel, or of channels with which it has exchanged buffers.
   SlotBuffer* owned_[kChannelDepth];
   std::uint64_t* starved_word_;

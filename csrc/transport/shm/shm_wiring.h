@@ -9,7 +9,7 @@
 
 namespace pycoll::transport::shm {
 
-// The whole of one rank's shared segment.
+// The whole of one rank's shared file.
 template <typename Byte>
 struct Whole {
   Byte* base;

@@ -34,7 +34,7 @@ void PeerArena::open(std::uint64_t generation) {
 bool PeerArena::map(int file, bool writable) {
   const std::uint64_t bytes = load_acquire(control_->zero_copy.bytes);
   Mapping mapping;
-  if (!check_segment(file, bytes, peer_).ok() ||
+  if (!check_shared_file(file, bytes, peer_).ok() ||
       !Mapping::map_bare(file, bytes, Arena::kAlignment, &mapping).ok() ||
       !mapping.cover(sizeof(std::uint64_t), writable) ||
       load_acquire(*reinterpret_cast<const std::uint64_t*>(mapping.data())) !=
