@@ -117,8 +117,8 @@ void set_direct_writes(const plan::Image& image, Binding* made) {
   const plan::Plan& plan = image.plan();
   made->uses = found.uses;
   made->direct_writes.resize(plan.channels.size());
-  for (std::size_t i = 0; i < found.offered.size(); ++i)
-    made->direct_writes[i].uses = found.offered[i];
+  for (std::size_t i = 0; i < found.window_uses.size(); ++i)
+    made->direct_writes[i].uses = found.window_uses[i];
   for (const plan::Row& row : plan.rows) {
     for (int i = 0; i < row.recv_count; ++i) made->direct_writes[row.recv[i]].lane = row.lane;
     for (int i = 0; i < row.send_count; ++i) made->direct_writes[row.send[i]].lane = row.lane;

@@ -157,13 +157,14 @@ Progress Execution::collect(const plan::Row& row, std::size_t bytes, std::size_t
     }
     if (header.sequence != header_.sequence || header.agreement != header_.agreement ||
         header.bytes != ((row.coded_recv >> i & 1) != 0 ? code_bytes : bytes) ||
-        (segment->placed && !(offers_ && (row.flags & plan::kFlagDirectWrite) != 0))) {
+        (segment->written_directly &&
+         !(opens_windows_ && (row.flags & plan::kFlagDirectWrite) != 0))) {
       odd_peer_ = port.peer;
       return Progress::kDisagree;
     }
     all->received[i] = segment->data;
     all->exposed |= segment->exposed;
-    all->placed |= segment->placed;
+    all->written_directly |= segment->written_directly;
   }
   return Progress::kMoved;
 }
@@ -231,7 +232,7 @@ Progress Execution::run_row(Lane& lane) {
   const std::size_t skip = offset * bound_.item_bytes();
   Gathered all;
   gather(bound, arrived.received, skip, &all);
-  if (arrived.placed) all.operands[0] = all.target;
+  if (arrived.written_directly) all.operands[0] = all.target;
   if (all.target != nullptr && (row.flags & plan::kFlagFlush) != 0 && reads(all.target, bytes)) {
     return Progress::kBlocked;
   }

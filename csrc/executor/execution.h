@@ -235,7 +235,7 @@ class Execution {
   bool streams_ = false;             // copies use non-temporal stores
   bool exposes_ = false;             // some port is exposed
   bool combines_ = false;            // some row has several operands
-  bool offers_ = false;              // peers may write directly into the output
+  bool opens_windows_ = false;       // peers may write directly into the output
   bool overtaken_ = false;           // as of the last advance()
   bool long_ = false;                // segments are long enough to be exposed or written directly
   bool has_all_tickets_ = false;     // it owned every channel when it began

@@ -1,6 +1,6 @@
 // Direct writes: the sender writes a segment to where the receiver's row would copy
 // it. The plan must allow it (flag 8 in FORMAT.md), the medium must support it, and
-// the receiver must have offered a write window.
+// the receiver must have opened a write window.
 #include "executor/execution.h"
 #include "executor/execution_row.h"
 
@@ -9,7 +9,7 @@ namespace pycoll::executor {
 void Execution::find_direct_writes() {
   long_ = bound_.longest_bytes() >= transport::kUncopiedBytesMin;
   direct_writes_ = long_ ? &request_.plan->direct_writes() : nullptr;
-  offers_ = long_ && request_.parts.empty();
+  opens_windows_ = long_ && request_.parts.empty();
 }
 
 // Pins the arena memory that peers may read or write before this operation has ended.
@@ -28,7 +28,7 @@ void Execution::hold_memory(const std::byte* input, const std::byte* output) {
 void Execution::open_windows() const {
   for (std::size_t i = 0; i < ports_.size(); ++i) {
     transport::WriteWindows* windows = abilities_[i].recv.windows;
-    const std::uint64_t uses = offers_ ? direct_writes_->offered[i] : 0;
+    const std::uint64_t uses = opens_windows_ ? direct_writes_->window_uses[i] : 0;
     if (windows == nullptr || (uses == 0 && !direct_writes_->announced[i])) continue;
     windows->open_window(
         {header_.sequence, header_.agreement, uses, bound_.output(), request_.output.bytes});

@@ -10,8 +10,8 @@ namespace pycoll::executor {
 // The segments that have arrived for a row.
 struct Execution::Collected {
   const std::byte* received[plan::kRecvMax];
-  bool exposed = false;  // some of it may change while it is read, see ZeroCopyReceiver
-  bool placed = false;   // the sender has written the row's only segment into the target
+  bool exposed = false;           // some of it may change while it is read, see ZeroCopyReceiver
+  bool written_directly = false;  // the sender has written the row's only segment into the target
 };
 
 // Everything that a row needs once its channels are ready. Constructed for every row; the arrays
@@ -38,7 +38,8 @@ struct Execution::Gathered {
   SlotBuffer slot_buffers[plan::kSendMax];
   int slot_buffer_count = 0;
   std::uint32_t exposed = 0;  // bit i: the peer reads send i in the target; no slot buffer
-  std::uint32_t placed = 0;   // bit i: send i is written into a window of its peer; no slot buffer
+  std::uint32_t written_directly =
+      0;  // bit i: send i is written into a window of its peer; no slot buffer
 };
 
 }  // namespace pycoll::executor

@@ -116,11 +116,11 @@ bool Execution::reserve(const BoundRow& bound, std::size_t skip, Gathered* all) 
     const bool is_exposable = zero_copy && exposes(row, i, all->target);
     const bool fetched = is_exposable && is_fetched(bound, i, skip, *all);
     if (std::byte* there = fetched ? nullptr : find_window(bound, i, skip); there != nullptr) {
-      all->placed |= 1u << i;
+      all->written_directly |= 1u << i;
       all->slot_buffers[all->slot_buffer_count++] = {nullptr, can.direct_writer, there};
     } else if (is_exposable) {
       all->exposed |= 1u << i;
-    } else if (!repeats(row, i, all->exposed | all->placed)) {
+    } else if (!repeats(row, i, all->exposed | all->written_directly)) {
       all->slot_buffers[all->slot_buffer_count++] = {can.store_hints, nullptr, slot_buffer};
     }
   }
@@ -133,9 +133,9 @@ void Execution::commit(const plan::Row& row, const Gathered& all) const {
     const Port& port = ports_[row.send[i]];
     const transport::SendCapabilities& can = abilities_[row.send[i]].send;
     const bool exposed = (all.exposed >> i & 1) != 0;
-    if ((all.placed >> i & 1) != 0) {
+    if ((all.written_directly >> i & 1) != 0) {
       can.direct_writer->commit_written(header_);
-    } else if (exposed || repeats(row, i, all.exposed | all.placed)) {
+    } else if (exposed || repeats(row, i, all.exposed | all.written_directly)) {
       const bool sent = exposed ? can.zero_copy->expose(header_, all.target) : repeat(row, i);
       PYCOLL_ASSERT(sent, "channel to rank %d lost its slot buffer", port.peer);
     } else {

@@ -13,10 +13,10 @@ namespace pycoll::plan {
 
 struct DirectWrites {
   // By channel of the plan, 0 for send channels: bit u is set if use u may be a direct write.
-  std::vector<std::uint64_t> offered;
+  std::vector<std::uint64_t> window_uses;
   // By channel: whether a row that receives on it announces its window (kFlagAnnounceWindow).
   std::vector<bool> announced;
-  // The use of row r's i-th send channel, at [r * kSendMax + i]. kOfferedUses for a later use and
+  // The use of row r's i-th send channel, at [r * kSendMax + i]. kWindowUses for a later use and
   // for a row without that channel.
   std::vector<std::uint8_t> uses;
 

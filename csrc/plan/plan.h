@@ -18,7 +18,7 @@ inline constexpr std::uint16_t kVersion = 3;
 inline constexpr int kRecvMax = 8;
 inline constexpr int kSendMax = 8;
 // Uses of one channel in a tile that a direct write can address; see direct_writes.h.
-inline constexpr std::uint8_t kOfferedUses = 64;
+inline constexpr std::uint8_t kWindowUses = 64;
 // Operands of one row: the carry, the local operand and the received segments together.
 inline constexpr int kOperandsMax = 9;
 inline constexpr std::uint32_t kLanesMax = 7;

@@ -129,8 +129,8 @@ struct WriteWindow {
 
 struct WriteWindows : Capability {
   // Lets the peer write segments of one operation into memory of this rank until the operation has
-  // ended; such segments arrive with `placed` set. Only the newest window is valid. A window
-  // without uses states that there is none, as does memory into which peers cannot write.
+  // ended; such segments arrive with `written_directly` set. Only the newest window is valid. A
+  // window without uses states that there is none, as does memory into which peers cannot write.
   // Failure: an operation that fails while its window is valid revokes it by Transport::let_go(). A
   // write that the peer has already started continues; the transport therefore keeps that memory
   // from ever being allocated again.

@@ -192,13 +192,13 @@ class SendChannel {
 struct Segment {
   SegmentHeader header;
   // Aligned as in SendChannel::reserve; an exposed segment is aligned as the sender's memory is.
-  // nullptr if bytes == 0 or `placed`.
+  // nullptr if bytes == 0 or `written_directly`.
   const std::byte* data = nullptr;
   bool exposed = false;  // a zero-copy read of the sender's memory; see ZeroCopyReceiver
   // The sender wrote the payload into this rank's write window, or into the granted part of this
   // rank's region. A payload in a region has left the medium, but a device may see it later than
   // the host; the code that reads a region on a device must order its reads itself.
-  bool placed = false;
+  bool written_directly = false;
 };
 
 class RecvChannel {

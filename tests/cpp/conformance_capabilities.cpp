@@ -175,7 +175,8 @@ void direct_writes_arrive_in_the_window(const Medium& medium) {
     writer.commit_written(header);
     world.settle("a segment", [&] { return recv.peek() != nullptr; });
     const Segment* segment = recv.peek();
-    CHECK(segment->placed && segment->data == nullptr && segment->header == header, "not placed");
+    CHECK(segment->written_directly && segment->data == nullptr && segment->header == header,
+          "not written directly");
     CHECK(holds(window.data() + bytes, bytes, key), "arrived changed");
     recv.release();
   }
@@ -240,9 +241,10 @@ void payloads_go_from_and_to_regions_and_slot_buffers(const Medium& medium) {
     world.settle("room", [&] { return can.regions->pass(header, way); });
     const Segment* segment = nullptr;
     world.settle("a segment", [&] { return (segment = recv.peek()) != nullptr; });
-    CHECK(segment->header == header && segment->placed == ((number & 1) != 0), "segment %llu",
-          static_cast<unsigned long long>(number));
-    const std::byte* data = segment->placed ? pages[1].memory + kGranted + way.to : segment->data;
+    CHECK(segment->header == header && segment->written_directly == ((number & 1) != 0),
+          "segment %llu", static_cast<unsigned long long>(number));
+    const std::byte* data =
+        segment->written_directly ? pages[1].memory + kGranted + way.to : segment->data;
     CHECK(bytes == 0 || holds(data, bytes, number), "%zu bytes arrived changed", bytes);
     recv.release();
     world.settle("the region", [&] { return !can.sources->reads(pages[0].memory, Pages::kBytes); });

@@ -11,21 +11,21 @@
 
 namespace pycoll::testing {
 
-// Counts the segments that were placed.
+// Counts the segments that were written directly.
 class Counted final : public transport::RecvChannel {
  public:
   explicit Counted(transport::RecvChannel& channel) : channel_(&channel) {}
   const transport::Segment* peek() override { return channel_->peek(); }
   transport::RecvCapabilities capabilities() override { return channel_->capabilities(); }
   void release() override {
-    placed_ += peek()->placed ? 1 : 0;
+    direct_writes_ += peek()->written_directly ? 1 : 0;
     channel_->release();
   }
-  int placed() const { return placed_; }
+  int direct_writes() const { return direct_writes_; }
 
  private:
   transport::RecvChannel* channel_;
-  int placed_ = 0;
+  int direct_writes_ = 0;
 };
 
 class Channels final : public executor::ChannelSource {
@@ -46,9 +46,9 @@ class Channels final : public executor::ChannelSource {
   }
   std::uint64_t& traversals() override { return traversals_; }
   bool is_dropped(std::uint64_t /*sequence*/) const override { return false; }
-  int placed() const {
+  int direct_writes() const {
     int all = 0;
-    for (const auto& [place, channel] : counted_) all += channel.placed();
+    for (const auto& [place, channel] : counted_) all += channel.direct_writes();
     return all;
   }
 
@@ -68,9 +68,9 @@ class World {
 
   int size() const { return size_; }
   Channels& at(int rank) { return channels_[static_cast<std::size_t>(rank)]; }
-  int placed() const {
+  int direct_writes() const {
     int all = 0;
-    for (const Channels& one : channels_) all += one.placed();
+    for (const Channels& one : channels_) all += one.direct_writes();
     return all;
   }
 

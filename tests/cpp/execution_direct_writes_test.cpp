@@ -1,5 +1,5 @@
-// Results that peers put where they belong, over real shared memory: what is offered, what is not,
-// and that nobody can tell by the result. All ranks are stepped by one thread.
+// Direct writes over real shared memory: which windows open, which do not, and that results stay
+// the same. All ranks are stepped by one thread.
 #include "executor/execution.h"
 
 #include <algorithm>
@@ -101,7 +101,7 @@ int all_segments(int size) { return 3 * size * (size - 1); }
 
 }  // namespace
 
-TEST(results_are_placed_in_reachable_memory) {
+TEST(results_are_written_directly_into_reachable_memory) {
   for (const int size : {2, 3, 5}) {
     for (const bool in_place : {true, false}) {
       World world(size);
@@ -109,9 +109,9 @@ TEST(results_are_placed_in_reachable_memory) {
         Sum sum(world, sequence, count_for(size), true, in_place);
         sum.begin_all();
         sum.finish();
-        CHECK(world.placed() == static_cast<int>(sequence) * all_segments(size),
-              "%d ranks: %d segments were placed in %llu operations", size, world.placed(),
-              static_cast<unsigned long long>(sequence));
+        CHECK(world.direct_writes() == static_cast<int>(sequence) * all_segments(size),
+              "%d ranks: %d segments were written directly in %llu operations", size,
+              world.direct_writes(), static_cast<unsigned long long>(sequence));
       }
     }
   }
@@ -125,7 +125,7 @@ TEST(ordinary_memory_and_short_segments_get_copies) {
   Sum brief(world, 2, 3 * transport::kUncopiedBytesMin / sizeof(Element) - 3, true, true);
   brief.begin_all();
   brief.finish();
-  CHECK(world.placed() == 0, "%d segments were placed", world.placed());
+  CHECK(world.direct_writes() == 0, "%d segments were written directly", world.direct_writes());
 }
 
 TEST(who_has_not_begun_offers_nothing) {
@@ -135,23 +135,27 @@ TEST(who_has_not_begun_offers_nothing) {
   for (int turn = 0; turn < 10; ++turn) (void)sum.advance(0);
   sum.begin(1);
   sum.finish();
-  CHECK(world.placed() == all_segments(2), "%d segments were placed", world.placed());
+  CHECK(world.direct_writes() == all_segments(2), "%d segments were written directly",
+        world.direct_writes());
   Sum mixed(world, 2, count_for(2), false, true);
   mixed.begin_all();
   mixed.finish();
-  CHECK(world.placed() == all_segments(2), "%d segments were placed", world.placed());
+  CHECK(world.direct_writes() == all_segments(2), "%d segments were written directly",
+        world.direct_writes());
 }
 
-TEST(of_operations_side_by_side_the_newest_has_its_results_placed) {
+TEST(of_operations_side_by_side_the_newest_has_its_results_written_directly) {
   World world(2);
   Sum first(world, 1, count_for(2), true, true);
   Sum second(world, 2, count_for(2), true, true);
   first.begin_all();
   second.begin_all();
   first.finish();
-  CHECK(world.placed() == 0, "%d segments of the first were placed", world.placed());
+  CHECK(world.direct_writes() == 0, "%d segments of the first were written directly",
+        world.direct_writes());
   second.finish();
-  CHECK(world.placed() == all_segments(2), "%d segments were placed", world.placed());
+  CHECK(world.direct_writes() == all_segments(2), "%d segments were written directly",
+        world.direct_writes());
 }
 
 TEST(memory_in_parts_gets_copies) {
@@ -163,7 +167,8 @@ TEST(memory_in_parts_gets_copies) {
   const std::size_t half = count / 2 * sizeof(Element);
   sum.begin(1, {{memory, memory, half}, {memory + half, memory + half, 2 * half}});
   sum.finish();
-  CHECK(world.placed() == all_segments(2) / 2, "%d segments were placed", world.placed());
+  CHECK(world.direct_writes() == all_segments(2) / 2, "%d segments were written directly",
+        world.direct_writes());
 }
 
 RUN_TESTS()

@@ -120,11 +120,11 @@ int written_by(World& world, std::size_t count, Manner manner) {
   int written[kOperations + 1];
   for (std::uint64_t sequence = 1; sequence <= kOperations; ++sequence) {
     Transfer transfer(world, sequence, count, manner);
-    const int before = world.placed();
+    const int before = world.direct_writes();
     transfer.begin(0);
     transfer.begin(1);
     transfer.finish();
-    written[sequence] = world.placed() - before;
+    written[sequence] = world.direct_writes() - before;
     CHECK(sequence <= 2 || written[sequence] == written[2], "%d segments, then %d", written[2],
           written[sequence]);
   }
@@ -183,13 +183,13 @@ TEST(the_sender_waits_until_the_receiver_has_announced_its_window) {
     Pair world;
     const std::size_t count = 6 * channels * kSegmentCount;
     written_by(world, count, {.channels = channels});
-    const int before = world.placed();
+    const int before = world.direct_writes();
     Transfer transfer(world, 6, count, {.channels = channels});
     transfer.begin(0);
     for (int turn = 0; turn < 10; ++turn) (void)transfer.advance(0);
     transfer.begin(1);
     transfer.finish();
-    const int written = world.placed() - before;
+    const int written = world.direct_writes() - before;
     CHECK(written == 3 * static_cast<int>(channels), "%d segments", written);
   }
 }

@@ -1,5 +1,6 @@
 // Memory that is lent: that its reader never takes what has changed for
-// what was sent. Memory that is offered: who may write there, and that nobody else ever gets it.
+// what was sent. Write windows: which segments may be written there, and that nobody else gets the
+// memory.
 #include <poll.h>
 
 #include <algorithm>
@@ -162,31 +163,31 @@ namespace {
 
 constexpr std::uint64_t kAgreement = 77;
 
-SegmentHeader placed_header(std::uint64_t sequence = 9, std::size_t bytes = kBytes) {
+SegmentHeader direct_header(std::uint64_t sequence = 9, std::size_t bytes = kBytes) {
   return {sequence, kAgreement, static_cast<std::uint32_t>(bytes), 0};
 }
 
-void offer(Pair& pair, const Block& block, std::byte* memory) {
+void open_window(Pair& pair, const Block& block, std::byte* memory) {
   pair.windows().open_window({9, kAgreement, 0b101, memory, block.bytes()});
   CHECK(pair.send().reserve(kBytes) != nullptr, "no room");
 }
 
 }  // namespace
 
-TEST(offered_memory_is_written_where_it_lies) {
+TEST(a_window_is_written_where_it_lies) {
   Pair pair;
   Block block(3 * kBytes);
-  offer(pair, block, block.data());
-  std::byte* there = pair.writer().find_window(placed_header(), {2, kBytes});
+  open_window(pair, block, block.data());
+  std::byte* there = pair.writer().find_window(direct_header(), {2, kBytes});
   CHECK(there != nullptr && there != block.data() + kBytes, "not by another mapping");
   const std::vector<std::byte> sent(kBytes, std::byte{4});
   pair.writer().write(there, sent.data(), kBytes / 2);
   pair.writer().write(there + kBytes / 2, sent.data(), kBytes / 2);
-  pair.writer().commit_written(placed_header());
+  pair.writer().commit_written(direct_header());
   const Segment* segment = pair.recv().peek();
-  CHECK(segment != nullptr && segment->placed && !segment->exposed && segment->data == nullptr &&
-            segment->header == placed_header(),
-        "not placed");
+  CHECK(segment != nullptr && segment->written_directly && !segment->exposed &&
+            segment->data == nullptr && segment->header == direct_header(),
+        "not written directly");
   pair.recv().release();
   const auto holds = [&](std::size_t begin, std::byte value) {
     return std::all_of(block.data() + begin, block.data() + begin + kBytes,
@@ -197,47 +198,47 @@ TEST(offered_memory_is_written_where_it_lies) {
   CHECK(pair.send().drained(), "something is still read");
 }
 
-TEST(nothing_else_is_offered) {
+TEST(nothing_outside_a_window_is_writable) {
   Pair pair;
   Block block(3 * kBytes);
   CHECK(pair.send().reserve(kBytes) != nullptr, "no room");
-  CHECK(pair.writer().find_window(placed_header(), {0, 0}) == nullptr, "before the offer");
-  offer(pair, block, block.data());
+  CHECK(pair.writer().find_window(direct_header(), {0, 0}) == nullptr, "before the window");
+  open_window(pair, block, block.data());
   const auto refused = [&](const SegmentHeader& header,
                            const transport::DirectWrite& direct_write) {
     return pair.writer().find_window(header, direct_write) == nullptr;
   };
-  CHECK(!refused(placed_header(), {0, 2 * kBytes}), "this is offered");
-  CHECK(refused(placed_header(8), {0, 0}) && refused(placed_header(10), {0, 0}),
+  CHECK(!refused(direct_header(), {0, 2 * kBytes}), "the window is open");
+  CHECK(refused(direct_header(8), {0, 0}) && refused(direct_header(10), {0, 0}),
         "to another operation");
-  SegmentHeader other = placed_header();
+  SegmentHeader other = direct_header();
   ++other.agreement;
   CHECK(refused(other, {0, 0}), "to an operation of another kind");
-  CHECK(refused(placed_header(), {1, 0}) && refused(placed_header(), {64, 0}), "to other uses");
-  CHECK(refused(placed_header(), {0, 2 * kBytes + 1}) && refused(placed_header(), {0, ~0ull}),
+  CHECK(refused(direct_header(), {1, 0}) && refused(direct_header(), {64, 0}), "to other uses");
+  CHECK(refused(direct_header(), {0, 2 * kBytes + 1}) && refused(direct_header(), {0, ~0ull}),
         "beyond its end");
-  CHECK(refused(placed_header(9, transport::kUncopiedBytesMin - 1), {0, 0}), "to short segments");
+  CHECK(refused(direct_header(9, transport::kUncopiedBytesMin - 1), {0, 0}), "to short segments");
   std::vector<std::byte> foreign(kBytes);
   pair.windows().open_window({11, kAgreement, 1, foreign.data(), kBytes});
-  CHECK(refused(placed_header(11), {0, 0}), "ordinary memory");
+  CHECK(refused(direct_header(11), {0, 0}), "ordinary memory");
 }
 
 TEST(an_offer_is_an_answer_and_so_is_none) {
   Pair pair;
   Block block(3 * kBytes);
-  CHECK(!pair.writer().is_answered(placed_header()), "before anything was said");
-  offer(pair, block, block.data());
-  CHECK(pair.writer().is_answered(placed_header(9)) && pair.writer().is_answered(placed_header(8)),
-        "offered, and not heard");
-  CHECK(!pair.writer().is_answered(placed_header(10)), "taken for an answer to what comes next");
+  CHECK(!pair.writer().is_answered(direct_header()), "before anything was said");
+  open_window(pair, block, block.data());
+  CHECK(pair.writer().is_answered(direct_header(9)) && pair.writer().is_answered(direct_header(8)),
+        "opened, and not heard");
+  CHECK(!pair.writer().is_answered(direct_header(10)), "taken for an answer to what comes next");
   pair.windows().open_window({10, kAgreement, 0, nullptr, 0});
-  CHECK(pair.writer().is_answered(placed_header(10)), "declined, and not heard");
-  CHECK(pair.writer().find_window(placed_header(10), {0, 0}) == nullptr,
-        "offered what was declined");
+  CHECK(pair.writer().is_answered(direct_header(10)), "declined, and not heard");
+  CHECK(pair.writer().find_window(direct_header(10), {0, 0}) == nullptr,
+        "a window that was declined");
   std::vector<std::byte> foreign(kBytes);
   pair.windows().open_window({11, kAgreement, 1, foreign.data(), kBytes});
-  CHECK(pair.writer().is_answered(placed_header(11)),
-        "memory that cannot be offered, and not heard");
+  CHECK(pair.writer().is_answered(direct_header(11)),
+        "memory that cannot be a window, and not heard");
 }
 
 TEST(an_answer_wakes_who_sleeps) {
@@ -254,11 +255,12 @@ TEST(a_failing_rank_ends_its_offers_and_keeps_the_memory_to_itself) {
   Pair pair;
   Block block(kBytes);
   const Block other(kBytes);
-  offer(pair, block, block.data());
+  open_window(pair, block, block.data());
   const std::byte* memory = block.data();
-  CHECK(pair.writer().find_window(placed_header(), {0, 0}) != nullptr, "not offered");
+  CHECK(pair.writer().find_window(direct_header(), {0, 0}) != nullptr, "no window");
   pair.borrower().let_go(transport::LetGo::kAll);
-  CHECK(pair.writer().find_window(placed_header(), {0, 0}) == nullptr, "offered by a failed rank");
+  CHECK(pair.writer().find_window(direct_header(), {0, 0}) == nullptr,
+        "the window of a failed rank");
   block.free();
   Block next(kBytes);
   CHECK(next.data() != memory, "what a peer may still write to was given to somebody else");
@@ -267,9 +269,9 @@ TEST(a_failing_rank_ends_its_offers_and_keeps_the_memory_to_itself) {
 TEST(what_is_as_ordinary_memory_hears_nothing_of_a_late_writer) {
   Pair pair;
   Block block(kBytes, transport::shm::InChild::kCopied);
-  offer(pair, block, block.data());
-  std::byte* there = pair.writer().find_window(placed_header(), {0, 0});
-  CHECK(there != nullptr, "not offered");
+  open_window(pair, block, block.data());
+  std::byte* there = pair.writer().find_window(direct_header(), {0, 0});
+  CHECK(there != nullptr, "no window");
   const std::vector<std::byte> sent(kBytes, std::byte{4});
   pair.writer().write(there, sent.data(), kBytes / 2);
   CHECK(block.data()[0] == std::byte{4}, "not written");
@@ -279,11 +281,11 @@ TEST(what_is_as_ordinary_memory_hears_nothing_of_a_late_writer) {
         "written to after its operation has failed");
 }
 
-TEST(a_placed_segment_that_nobody_offered_ends_the_link) {
+TEST(a_direct_write_without_a_window_ends_the_link) {
   Pair pair;
   Block block(kBytes);
   CHECK(pair.send().reserve(kBytes) != nullptr, "no room");
-  pair.writer().commit_written(placed_header());
+  pair.writer().commit_written(direct_header());
   CHECK(pair.recv().peek() == nullptr, "taken");
   (void)pair.borrower().poll();
   CHECK(pair.borrower().link(0)->state() == transport::LinkState::kLost, "the link lives on");

@@ -143,7 +143,7 @@ TEST(a_header_more_or_less_than_told_loses_the_link) {
   const std::pair<std::array<Immediate, 2>, const char*> lies[] = {
       {{Immediate{Kind::kSegment, 0, 0}, {Kind::kAlike, 0, 0}}, "a message of 40 bytes says 0"},
       {{Immediate{Kind::kAlike, 0, 1}, {Kind::kSegment, 0, 1}}, "a message of 8 bytes says 0"},
-      {{Immediate{Kind::kAlike, 0, 1}, {Kind::kPlaced, 0, 1}},
+      {{Immediate{Kind::kAlike, 0, 1}, {Kind::kWrittenDirectly, 0, 1}},
        "a payload was placed where nothing"},
   };
   for (const auto& [told, words] : lies) {

@@ -89,7 +89,7 @@ class FakeVerbs {
   std::uint64_t sent_bytes() const;
   // Bytes that devices wrote into memory of other devices, or into a dma-buf, and that they were
   // told to read there.
-  std::uint64_t placed_bytes() const;
+  std::uint64_t directly_written_bytes() const;
   std::uint64_t taken_bytes() const;
   // Bytes of payloads, of 1 KiB or more, that devices were told to read in other memory.
   std::uint64_t hosts_bytes() const;

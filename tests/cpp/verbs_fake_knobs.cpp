@@ -116,9 +116,9 @@ std::uint64_t FakeVerbs::sent_bytes() const {
   return total;
 }
 
-std::uint64_t FakeVerbs::placed_bytes() const {
+std::uint64_t FakeVerbs::directly_written_bytes() const {
   const auto held = network_->lock();
-  return network_->placed_bytes;
+  return network_->directly_written_bytes;
 }
 
 std::uint64_t FakeVerbs::hosts_bytes() const {

@@ -95,7 +95,7 @@ const char* ibv_wc_status_str(ibv_wc_status status) { return api().wc_status_str
 const char* ibv_event_type_str(ibv_event_type type) { return api().event_type_str(type); }
 
 // For tests: see FakeVerbs.
-std::uint64_t pycoll_fake_placed_bytes() { return network().placed_bytes(); }
+std::uint64_t pycoll_fake_directly_written_bytes() { return network().directly_written_bytes(); }
 std::uint64_t pycoll_fake_taken_bytes() { return network().taken_bytes(); }
 
 }  // extern "C"

@@ -165,7 +165,7 @@ void FakeNetwork::place(FakePair& pair, FakePair& peer) {
         "%u bytes written where no key allows it", request.bytes);
   const std::vector<std::byte> packet = packet_of(request, offset, bytes);
   std::byte* to = target->at(request.target) + offset;
-  if (target->is_of_device()) placed_bytes += bytes;
+  if (target->is_of_device()) directly_written_bytes += bytes;
   if (target->device >= 0) return cards->write(target->device, to, packet.data(), bytes);
   std::memcpy(to, packet.data(), bytes);
 }

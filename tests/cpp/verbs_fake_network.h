@@ -133,7 +133,7 @@ class FakeNetwork {
   std::map<const std::byte*, std::uint64_t> sent;  // bytes of payloads, by where they lay
   std::map<std::pair<int, int>, std::uint64_t> sent_over;  // the same by device and port
   std::optional<FakeCards> cards;
-  std::uint64_t placed_bytes = 0;
+  std::uint64_t directly_written_bytes = 0;
   std::uint64_t taken_bytes = 0;
   std::uint64_t hosts_bytes = 0;
   std::uint64_t messages = 0;

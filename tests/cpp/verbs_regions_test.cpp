@@ -174,11 +174,11 @@ void take(World& world, std::uint64_t number, std::size_t bytes, unsigned way) {
   const Segment* segment = nullptr;
   world.settle("a segment", [&] { return (segment = world.recv().peek()) != nullptr; });
   CHECK(segment->header.sequence == number && segment->header.bytes == bytes, "another segment");
-  CHECK(segment->placed == ((way & 1) != 0), "segment %llu",
+  CHECK(segment->written_directly == ((way & 1) != 0), "segment %llu",
         static_cast<unsigned long long>(number));
   const std::byte* data = segment->data;
-  if (segment->placed) {
-    CHECK(data == nullptr, "data of a segment that was placed");
+  if (segment->written_directly) {
+    CHECK(data == nullptr, "data of a segment that was written directly");
     data = world.memory[1].at(kGranted + number % 4 * kStride);
   }
   CHECK(bytes == 0 || conformance::holds(data, bytes, number), "segment %llu arrived changed",
@@ -191,7 +191,7 @@ TEST(payloads_go_from_and_to_regions_and_rooms_in_any_mixture) {
     World world(rails);
     Prng prng(static_cast<std::uint64_t>(rails));
     const std::size_t sizes[] = {0, 1, 60, 300, 5000, transport::kSegmentBytesMax};
-    std::uint64_t placed = 0;
+    std::uint64_t written_directly = 0;
     std::deque<std::pair<std::size_t, unsigned>> under_way;
     std::uint64_t received = 0;
     for (std::uint64_t number = 0; number < 120 || !under_way.empty();) {
@@ -200,7 +200,7 @@ TEST(payloads_go_from_and_to_regions_and_rooms_in_any_mixture) {
       if (number < 120 && under_way.size() < 4 && prng.chance(3, 4)) {
         if (pass(world, number, bytes, way)) {
           under_way.emplace_back(bytes, way);
-          placed += (way & 1) != 0 ? bytes : 0;
+          written_directly += (way & 1) != 0 ? bytes : 0;
           ++number;
         } else {
           world.ranks.at(0).poll();
@@ -211,8 +211,9 @@ TEST(payloads_go_from_and_to_regions_and_rooms_in_any_mixture) {
       }
     }
     world.settle("the region", [&] { return world.send().drained(); });
-    CHECK(world.fake.placed_bytes() == placed, "%llu bytes were placed",
-          static_cast<unsigned long long>(world.fake.placed_bytes()));
+    CHECK(world.fake.directly_written_bytes() == written_directly,
+          "%llu bytes were written directly",
+          static_cast<unsigned long long>(world.fake.directly_written_bytes()));
     CHECK(world.fake.sent_from(DeviceBytes::name(0), kBytes) != 0, "all was copied");
   }
 }
@@ -229,12 +230,12 @@ TEST(memory_of_a_region_is_read_until_the_device_says_that_it_is_not) {
   world.settle("its end", [&] { return !world.can().sources->reads(DeviceBytes::name(0), 500); });
 }
 
-TEST(a_payload_that_is_placed_without_a_grant_loses_the_link) {
+TEST(a_direct_write_without_a_grant_loses_the_link) {
   FakeVerbs fake({});
   VerbsRanks ranks = fake_ranks(2, 1);
   const Immediate segment{Kind::kSegment, 3, 0};
-  const Immediate placed{Kind::kPlaced, 3, 0};
-  fake.rewrite(segment.bits(), placed.bits());
+  const Immediate direct{Kind::kWrittenDirectly, 3, 0};
+  fake.rewrite(segment.bits(), direct.bits());
   SendChannel& send = ranks.at(0).link(1)->send_channel(3);
   CHECK(send.reserve(8) != nullptr, "no room");
   send.commit({1, 5, 8, 0});
@@ -250,11 +251,11 @@ TEST(a_payload_that_is_placed_without_a_grant_loses_the_link) {
 }
 
 // The message says that its payload came before it, but the payload is in it.
-TEST(a_payload_beside_its_header_is_not_placed) {
+TEST(a_payload_beside_its_header_is_no_direct_write) {
   World world(1);
   const Immediate segment{Kind::kSegment, 3, 0};
-  const Immediate placed{Kind::kPlaced, 3, 0};
-  world.fake.rewrite(segment.bits(), placed.bits());
+  const Immediate direct{Kind::kWrittenDirectly, 3, 0};
+  world.fake.rewrite(segment.bits(), direct.bits());
   CHECK(pass(world, 0, 8, 0), "no room");
   world.settle("the loss", [&] { return world.link(1).state() == LinkState::kLost; });
   CHECK(world.link(1).reason().find("a message of 40 bytes says 8 bytes") != std::string::npos,

@@ -102,10 +102,10 @@ TEST(results_land_in_registered_outputs_and_nobody_copies) {
     CHECK(copied.loads == kPacks * (peers + size + peers), "loads without");
     CHECK(landed.stores == kPacks * (2 * peers + 1), "stores of what lands");
     CHECK(landed.loads == kPacks * (peers + size), "loads of what lands");
-    // At the beginning channels and offers; a look behind what the row that reduces has received.
+    // At the beginning channels and windows; a look behind what the row that reduces has received.
     CHECK(landed.meetings == copied.meetings + 2, "%d meetings", static_cast<int>(landed.meetings));
     CHECK(landed.fences == copied.fences, "%d fences", static_cast<int>(landed.fences));
-    CHECK(landed.releases == copied.releases + peers, "an offer for each channel");
+    CHECK(landed.releases == copied.releases + peers, "a window for each channel");
     CHECK(landed.acquires == copied.acquires + 2 * peers, "a look for each segment sent");
   }
 }

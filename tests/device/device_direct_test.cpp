@@ -53,10 +53,10 @@ TEST(payloads_go_from_device_to_device_and_no_host_copies_them) {
       for (const std::uint64_t count : {0, 3, 700}) check_one(ranks, schedule, count, ++seed);
     }
     check_one(ranks, "all_reduce/ring", 20'000, ++seed);
-    const std::uint64_t placed = network.fake.placed_bytes();
+    const std::uint64_t written = network.fake.directly_written_bytes();
     CHECK(network.fake.hosts_bytes() == 0, "payloads left memory of hosts");
-    CHECK(placed > 100'000 && placed == network.fake.taken_bytes(), "%llu written, %llu read",
-          static_cast<unsigned long long>(placed),
+    CHECK(written > 100'000 && written == network.fake.taken_bytes(), "%llu written, %llu read",
+          static_cast<unsigned long long>(written),
           static_cast<unsigned long long>(network.fake.taken_bytes()));
   }
 }
@@ -128,7 +128,8 @@ void check_staged(const Staged& one) {
     check_one(ranks, "all_gather/ring", count, count + 2);
   }
   CHECK((network.fake.taken_bytes() != 0) == one.sends, "sent from devices: %d", !one.sends);
-  CHECK((network.fake.placed_bytes() != 0) == one.lands, "arrived on devices: %d", !one.lands);
+  CHECK((network.fake.directly_written_bytes() != 0) == one.lands, "arrived on devices: %d",
+        !one.lands);
 }
 
 TEST(where_the_driver_exports_nothing_the_host_copies) {
@@ -163,7 +164,7 @@ TEST(cards_that_do_not_tell_the_truth_are_not_used) {
     Network network(cards);
     CudaRanks ranks(apart(network, 3));
     check_open(ranks);
-    const std::uint64_t placed = network.fake.placed_bytes();
+    const std::uint64_t written = network.fake.directly_written_bytes();
     for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
       const std::vector<std::string>& lines = ranks[rank].communicator->warnings();
       CHECK(lines.size() == 1 &&
@@ -174,7 +175,7 @@ TEST(cards_that_do_not_tell_the_truth_are_not_used) {
     for (const char* schedule : {"all_reduce/ring", "all_to_all/direct"}) {
       check_one(ranks, schedule, 2000, 4);
     }
-    CHECK(network.fake.placed_bytes() == placed && placed != 0, "cards write");
+    CHECK(network.fake.directly_written_bytes() == written && written != 0, "cards write");
   }
 }
 
@@ -226,7 +227,8 @@ TEST(a_rank_whose_card_refuses_is_staged_alone) {
   for (const char* schedule : {"all_reduce/ring", "all_to_all/direct"}) {
     check_one(ranks, schedule, 2000, 4);
   }
-  CHECK(network.fake.taken_bytes() != 0 && network.fake.placed_bytes() != 0, "all are staged");
+  CHECK(network.fake.taken_bytes() != 0 && network.fake.directly_written_bytes() != 0,
+        "all are staged");
 }
 
 TEST(memory_that_may_not_be_locked_is_staged) {
@@ -245,7 +247,8 @@ TEST(memory_that_may_not_be_locked_is_staged) {
             lines[0].find("; and 1 ranks more") != std::string::npos,
         "%zu lines: %s", lines.size(), lines.empty() ? "" : lines[0].c_str());
   check_one(ranks, "all_reduce/ring", 500, 1);
-  CHECK(network.fake.placed_bytes() == 0 && network.fake.taken_bytes() == 0, "not staged");
+  CHECK(network.fake.directly_written_bytes() == 0 && network.fake.taken_bytes() == 0,
+        "not staged");
 }
 
 // --- what goes wrong later is as on every other way

@@ -63,7 +63,7 @@ def broken(ports: None) -> Iterator[ThreadWorld]:
 def test_no_host_copies(world: ThreadWorld) -> None:
     """What cards read on devices they write to devices, and nobody is warned."""
     library = ctypes.CDLL("libibverbs.so.1")
-    counts = [library.pycoll_fake_taken_bytes, library.pycoll_fake_placed_bytes]
+    counts = [library.pycoll_fake_taken_bytes, library.pycoll_fake_directly_written_bytes]
     for count in counts:
         count.restype = ctypes.c_uint64
     before = [count() for count in counts]

@@ -18,7 +18,7 @@ constexpr std::uint32_t kSharesMax = 256;
 constexpr std::uint64_t kHeaderBytes = round_up(kDepth * sizeof(Pack), kGranuleBytes);
 // A line of its own: the peer writes it while this rank writes credits elsewhere.
 constexpr std::uint64_t kCreditBytes = kGranuleBytes;
-static_assert(kPackBytes + sizeof(Offer) <= kCreditBytes);
+static_assert(kPackBytes + sizeof(WriteWindow) <= kCreditBytes);
 
 // Channel numbers that schedules use between two ranks (the tree's four in both directions), and
 // the channel number of messages.
@@ -153,7 +153,7 @@ std::vector<Port> make_ports(const Shape& shape, std::uint32_t rank,
     std::byte* theirs = end(protocol, peer, rank, number, share);
     const End inbox = end_at(sends ? theirs : mine);
     const End outbox = end_at(sends ? mine : theirs);
-    ports[index] = {inbox.slots, inbox.headers, outbox.credit, outbox.offer, 0, 0, peer, 0};
+    ports[index] = {inbox.slots, inbox.headers, outbox.credit, outbox.window, 0, 0, peer, 0};
   }
   return ports;
 }
@@ -168,7 +168,7 @@ std::uint64_t share_bytes(const Shape& shape, Protocol protocol) {
 
 End end_at(std::byte* memory) {
   return {reinterpret_cast<Pack*>(memory), reinterpret_cast<std::uint64_t*>(memory + kHeaderBytes),
-          reinterpret_cast<Offer*>(memory + kHeaderBytes + kPackBytes),
+          reinterpret_cast<WriteWindow*>(memory + kHeaderBytes + kPackBytes),
           memory + kHeaderBytes + kCreditBytes};
 }
 

@@ -62,8 +62,8 @@ std::uint64_t share_bytes(const Shape& shape, Protocol protocol);
 // One end of a channel, in an arena or in memory of the host proxy.
 struct End {
   Pack* headers;          // kDepth
-  std::uint64_t* credit;  // shares a line with `offer` only
-  Offer* offer;
+  std::uint64_t* credit;  // shares a line with `window` only
+  WriteWindow* window;
   std::byte* slots;  // kDepth
 };
 End end_at(std::byte* memory);

@@ -97,9 +97,10 @@ void Proxied::advance(Trial& trial, Upload& upload, std::string* fault) {
 Status Proxied::read_trial(const Trial& trial, const transport::Segment& segment, Upload& upload,
                            bool* agrees) const {
   const Peer& peer = *trial.peer;
-  if (segment.placed != peer.direct[kIn] || segment.header.bytes != trial_bytes()) return Status();
+  if (segment.written_directly != peer.direct[kIn] || segment.header.bytes != trial_bytes())
+    return Status();
   Status status;
-  if (!segment.placed) {
+  if (!segment.written_directly) {
     std::memcpy(peer.host.slots[kIn], segment.data, trial_bytes());
   } else if (order_ == CardOrder::kFlushed) {
     status = flush_card_writes(*options_.gpu);

@@ -248,8 +248,8 @@ bool HostProxy::place(Line& line, const transport::Segment& segment) {
   if (header.tag >= line.in.size() || header.bytes > stride_) return false;
   Incoming& in = line.in[header.tag];
   if (header.sequence != in.step || in.step >= load_of(in.end.credit) + kDepth) return false;
-  if (segment.placed != line.way.receives_direct) return false;
-  if (segment.placed) {
+  if (segment.written_directly != line.way.receives_direct) return false;
+  if (segment.written_directly) {
     pending_headers_.push_back({&line, in.end, in.step, header.agreement});
   } else {
     if (header.bytes != 0) copy_bytes(slot_of(in.end, in.step), segment.data, header.bytes);

@@ -58,7 +58,7 @@ class Executor {
 
  private:
   static constexpr int kInFlight = Reduction::kInFlight;
-  // Slots hold bytes unchanged, so that a segment may lie in the output instead; see Offer.
+  // Slots hold bytes unchanged, so that a segment may lie in the output instead; see WriteWindow.
   static constexpr bool kWritesDirect = Protocol::kDataBehindHeader && Arrays::kWritesDirect;
 
   // Publishes to the host that the block has begun, and returns its beat.

@@ -34,7 +34,7 @@ inline constexpr std::uint32_t kThreadsMax = 512;
 // bytes. The host proxy reads nothing else from a header.
 inline constexpr std::uint64_t kLengthMask = (std::uint64_t{1} << 17) - 1;
 // The bit above the length: the sender wrote the segment directly to the receiver's output, and not
-// to its slot; see Offer.
+// to its slot; see WriteWindow.
 inline constexpr std::uint64_t kWrittenDirect = kLengthMask + 1;
 
 // Memory of the caller that peers may write to: one array per rank under one number, addressed as
@@ -49,10 +49,10 @@ inline constexpr std::uint64_t kNotRegistered = ~std::uint64_t{0};
 
 // The receiver of a channel offers its registered output to the sender as a write window. The
 // sender may then write directly to the output what the receiver would only copy there from a slot.
-// The offer lies behind the credit. It holds for the two launches, one at each end, that
-// began at that step of the channel. The sender never waits for an offer. The receiver writes it
-// once per launch, `begun` last.
-struct Offer {
+// The window lies behind the credit. It holds for the two launches, one at each end, that began at
+// that step of the channel. The sender never waits for a window. The receiver writes it once per
+// launch, `begun` last.
+struct WriteWindow {
   std::uint64_t begun;      // 1 + the channel's step
   std::uint64_t uses;       // bit i: the channel's i-th use in a tile, see plan::DirectWrites
   std::uint64_t number;     // of the registered memory
@@ -63,7 +63,7 @@ struct Offer {
 
 // Direct-write data of a channel, which its lane reads before its first row.
 struct DirectWrite {
-  std::uint64_t uses;  // that the receiver offers; 0 at the sending end
+  std::uint64_t uses;  // of the receiver's window; 0 at the sending end
   std::uint32_t lane;  // whose rows use the channel
   std::uint32_t reserved;
 };
@@ -82,7 +82,7 @@ struct Port {
   std::byte* slots;       // kDepth of Program::slot_stride bytes, aligned to kGranuleBytes
   Pack* headers;          // kDepth
   std::uint64_t* credit;  // segments whose slots the receiver has released
-  Offer* offer;           // of the receiver; nullptr where the host proxy moves the segments
+  WriteWindow* window;    // of the receiver; nullptr where the host proxy moves the segments
   std::uint64_t step;     // segments through this end; only the block that owns the end accesses it
   std::uint64_t begun;    // 1 + the step when a launch began; the same block's alone
   std::uint32_t peer;

@@ -253,11 +253,11 @@ void ShmTransport::disarm() {
 }
 
 // Handed-over memory was copied at once. Must run before the failure is reported: the caller may
-// then change exposed memory or free memory that was offered as a write window.
+// then change exposed memory or free memory of a write window.
 void ShmTransport::let_go(LetGo what) {
   if (what == LetGo::kHandedOver || whole_.data() == nullptr) return;
   shm::store_ordered(control().zero_copy.withdrawn, 1);
-  for (ShmLink* link : attached_) link->keep_offered();
+  for (ShmLink* link : attached_) link->keep_window();
 }
 
 void ShmTransport::close() {

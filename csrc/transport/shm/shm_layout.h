@@ -12,7 +12,7 @@
 //   - in the slot buffer of its own peer block;
 //   - in a slot buffer of another peer block of the owner, if several peers read the same payload;
 //   - exposed: in the arena of the owner's process (shm_arena.h), for a zero-copy read;
-//   - placed: in the arena of the receiver's process, where a direct write has put it.
+//   - written directly: in the arena of the receiver's process.
 //
 // The file is sparse: a peer block without traffic uses address space but no memory. Shared words
 // are 64 bits wide and are accessed through the functions below only; counters never decrease.
@@ -83,7 +83,7 @@ static_assert(sizeof(Control) == kPage);
 
 // The write window that the owner offers to the peer on one channel. It lies in the owner's arena.
 // `sequence` is 0 while the other words change. If `uses` is 0 the words below it have no meaning.
-struct alignas(kLinePair) OfferLine {
+struct alignas(kLinePair) WindowLine {
   std::uint64_t sequence;
   std::uint64_t agreement;
   std::uint64_t uses;
@@ -98,14 +98,14 @@ struct alignas(kLinePair) AckLine {
   // no free slot, or exposed memory is still being read.
   std::uint64_t starved;
   std::uint64_t arena;  // generation of the peer's arena that the owner has mapped
-  OfferLine offers[kChannelsMax];
+  WindowLine windows[kChannelsMax];
 };
 
 // A segment's header, followed by its payload or the payload's location. A payload of up to
 // kInlineBytes follows the header, so that one cache line, or one pair of lines that processors
 // fetch together, moves the whole segment between cores. For a longer payload `payload` holds an
 // offset of 8 bytes: from the start of the owner's shared file, or, with kZeroCopyBit, from the
-// start of its arena. With kPlacedBit the payload is in the receiver's write window.
+// start of its arena. With kWrittenDirectlyBit the payload is in the receiver's write window.
 struct alignas(kLinePair) SlotLine {
   std::uint64_t stamp;  // this slot holds segment number stamp - 1 of the channel
   SegmentHeader header;
@@ -114,7 +114,7 @@ struct alignas(kLinePair) SlotLine {
 inline constexpr std::size_t kInlineBytes = sizeof(SlotLine::payload);
 inline constexpr std::size_t kFirstLineBytes = 32;  // payload bytes in the line of the header
 inline constexpr std::uint64_t kZeroCopyBit = std::uint64_t{1} << 63;
-inline constexpr std::uint64_t kPlacedBit = std::uint64_t{1} << 62;
+inline constexpr std::uint64_t kWrittenDirectlyBit = std::uint64_t{1} << 62;
 static_assert(offsetof(SlotLine, payload) + kFirstLineBytes == kLinePair / 2 &&
               sizeof(SlotLine) == kLinePair);
 

@@ -106,9 +106,9 @@ RecvChannel& ShmLink::recv_channel(std::uint32_t number) {
   return *recvs_[number];
 }
 
-void ShmLink::keep_offered() {
+void ShmLink::keep_window() {
   for (const auto& channel : recvs_) {
-    if (channel != nullptr) channel->keep_offered();
+    if (channel != nullptr) channel->keep_window();
   }
 }
 

@@ -97,7 +97,7 @@ class ShmLink final : public Link {
   int peer_core() const { return static_cast<int>(load_acquire(peer_control().running.core)) - 1; }
   // Retains the memory of this rank's write windows for ever, because the
   // peer may be writing to it.
-  void keep_offered();
+  void keep_window();
   int liveness_fd() const { return liveness_.get(); }
 
  private:

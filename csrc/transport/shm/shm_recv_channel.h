@@ -51,7 +51,7 @@ class alignas(64) ShmRecvChannel final : public RecvChannel, RecvRing, RecvAbili
         starved_bit_(std::uint64_t{1} << number),
         zero_copy_source_(wiring.zero_copy_source),
         peer_arena_(wiring.peer_arena),
-        offer_(&wiring.own_acks->offers[number]),
+        window_(&wiring.own_acks->windows[number]),
         own_core_(wiring.own_core) {}
 
   const Segment* peek() override {
@@ -62,8 +62,8 @@ class alignas(64) ShmRecvChannel final : public RecvChannel, RecvRing, RecvAbili
   }
 
   // Prevents the memory of the last write window from being allocated again.
-  void keep_offered() {
-    if (offered_ != nullptr) zero_copy_source_->keep(offered_);
+  void keep_window() {
+    if (window_memory_ != nullptr) zero_copy_source_->keep(window_memory_);
   }
 
   void release() override {
@@ -97,16 +97,16 @@ class alignas(64) ShmRecvChannel final : public RecvChannel, RecvRing, RecvAbili
     std::uint64_t offset = 0;
     const bool opens =
         window.uses != 0 && zero_copy_source_->tell(window.memory, window.bytes, &offset);
-    store_release(offer_->sequence, 0);
-    store_release(offer_->uses, opens ? window.uses : 0);
+    store_release(window_->sequence, 0);
+    store_release(window_->uses, opens ? window.uses : 0);
     if (opens) {
-      store_release(offer_->agreement, window.agreement);
-      store_release(offer_->generation, zero_copy_source_->generation());
-      store_release(offer_->offset, offset);
-      store_release(offer_->bytes, window.bytes);
-      offered_ = window.memory;
+      store_release(window_->agreement, window.agreement);
+      store_release(window_->generation, zero_copy_source_->generation());
+      store_release(window_->offset, offset);
+      store_release(window_->bytes, window.bytes);
+      window_memory_ = window.memory;
     }
-    bell_->publish(offer_->sequence, window.sequence);  // the peer may be waiting for it
+    bell_->publish(window_->sequence, window.sequence);  // the peer may be waiting for it
   }
 
   // Copies the header before it checks it, because the peer could still change the original.
@@ -115,9 +115,10 @@ class alignas(64) ShmRecvChannel final : public RecvChannel, RecvRing, RecvAbili
     const std::uint32_t bytes = arrived_.header.bytes;
     std::uint64_t offset = 0;
     if (bytes > kInlineBytes) std::memcpy(&offset, line.payload, sizeof(offset));
-    arrived_.placed = offset == kPlacedBit && offered_ != nullptr && bytes <= kSegmentBytesMax;
+    arrived_.written_directly =
+        offset == kWrittenDirectlyBit && window_memory_ != nullptr && bytes <= kSegmentBytesMax;
     const std::byte* data = bytes <= kSegmentBytesMax ? find(line, bytes, offset) : nullptr;
-    if (data == nullptr && !arrived_.placed) {
+    if (data == nullptr && !arrived_.written_directly) {
       *fault_ = {true, bytes, offset & ~kZeroCopyBit};
       return nullptr;
     }
@@ -161,8 +162,8 @@ class alignas(64) ShmRecvChannel final : public RecvChannel, RecvRing, RecvAbili
   std::uint64_t starved_bit_;
   ZeroCopySource* zero_copy_source_;
   PeerArena* peer_arena_;
-  OfferLine* offer_;
-  const std::byte* offered_ = nullptr;  // memory of the last write window
+  WindowLine* window_;
+  const std::byte* window_memory_ = nullptr;  // memory of the last write window
   std::uint64_t* own_core_;
 };
 

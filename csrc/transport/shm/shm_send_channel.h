@@ -49,7 +49,7 @@ class alignas(64) ShmSendChannel final : public SendChannel, SendRing, SendAbili
         own_bell_(wiring.own_bell),
         zero_copy_source_(wiring.zero_copy_source),
         peer_arena_(wiring.peer_arena),
-        offer_(&wiring.peer_acks->offers[number]),
+        window_(&wiring.peer_acks->windows[number]),
         stores_(wiring.stores, wiring.reader_core) {
     for (std::uint32_t slot = 0; slot < kChannelDepth; ++slot) {
       slot_buffers_[slot].data = payloads + slot * kPayloadStride;
@@ -161,21 +161,21 @@ class alignas(64) ShmSendChannel final : public SendChannel, SendRing, SendAbili
     const bool found = zero_copy_source_->find(data, header.bytes, &offset);
     PYCOLL_ASSERT(found, "%u bytes exposed that the peer cannot read", header.bytes);
     if (!find_slot_buffer(header.bytes)) return false;
-    publish_place(header, offset | kZeroCopyBit);
+    publish_location(header, offset | kZeroCopyBit);
     exposed_ = next_;
     return true;
   }
 
   std::byte* find_window(const SegmentHeader& header, const DirectWrite& direct_write) override {
     if (header.bytes < kUncopiedBytesMin || direct_write.use >= kUsesMax) return nullptr;
-    const std::uint64_t sequence = load_acquire(offer_->sequence);
+    const std::uint64_t sequence = load_acquire(window_->sequence);
     if (sequence != header.sequence) return nullptr;
-    const std::uint64_t agreement = load_acquire(offer_->agreement);
-    const std::uint64_t uses = load_acquire(offer_->uses);
-    const std::uint64_t generation = load_acquire(offer_->generation);
-    const std::uint64_t offset = load_acquire(offer_->offset);
-    const std::uint64_t bytes = load_acquire(offer_->bytes);
-    if (load_acquire(offer_->sequence) != sequence || agreement != header.agreement ||
+    const std::uint64_t agreement = load_acquire(window_->agreement);
+    const std::uint64_t uses = load_acquire(window_->uses);
+    const std::uint64_t generation = load_acquire(window_->generation);
+    const std::uint64_t offset = load_acquire(window_->offset);
+    const std::uint64_t bytes = load_acquire(window_->bytes);
+    if (load_acquire(window_->sequence) != sequence || agreement != header.agreement ||
         (uses >> direct_write.use & 1) == 0 || direct_write.offset > bytes ||
         header.bytes > bytes - direct_write.offset || !find_slot_buffer(0)) {
       return nullptr;
@@ -186,7 +186,7 @@ class alignas(64) ShmSendChannel final : public SendChannel, SendRing, SendAbili
     return there;
   }
   bool is_answered(const SegmentHeader& header) override {
-    const std::uint64_t sequence = load_acquire(offer_->sequence);
+    const std::uint64_t sequence = load_acquire(window_->sequence);
     return sequence != 0 && static_cast<std::int64_t>(sequence - header.sequence) >= 0;
   }
   void write(std::byte* there, const std::byte* from, std::size_t bytes) override {
@@ -195,7 +195,7 @@ class alignas(64) ShmSendChannel final : public SendChannel, SendRing, SendAbili
   }
   void commit_written(const SegmentHeader& header) override {
     if (std::exchange(streamed_, false)) stream_fence();
-    publish_place(header, kPlacedBit);
+    publish_location(header, kWrittenDirectlyBit);
   }
 
   // Makes the next slot usable for a segment of `bytes`; false while the channel is full. A small
@@ -231,7 +231,7 @@ class alignas(64) ShmSendChannel final : public SendChannel, SendRing, SendAbili
   void publish(const SegmentHeader& header, const std::byte* inlined,
                const SlotBuffer* slot_buffer) {
     if (header.bytes > kInlineBytes) {
-      return publish_place(header, static_cast<std::uint64_t>(slot_buffer->data - shared_file_));
+      return publish_location(header, static_cast<std::uint64_t>(slot_buffer->data - shared_file_));
     }
     SlotLine& line = lines_[next_ % kChannelDepth];
     line.header = header;
@@ -245,7 +245,7 @@ class alignas(64) ShmSendChannel final : public SendChannel, SendRing, SendAbili
     bell_->publish(line.stamp, ++next_);
   }
 
-  void publish_place(const SegmentHeader& header, std::uint64_t offset) {
+  void publish_location(const SegmentHeader& header, std::uint64_t offset) {
     SlotLine& line = lines_[next_ % kChannelDepth];
     line.header = header;
     std::memcpy(line.payload, &offset, sizeof(offset));
@@ -289,7 +289,7 @@ class alignas(64) ShmSendChannel final : public SendChannel, SendRing, SendAbili
   Bell* own_bell_;
   ZeroCopySource* zero_copy_source_;
   PeerArena* peer_arena_;
-  const OfferLine* offer_;
+  const WindowLine* window_;
   Stores stores_;
   bool streams_window_ = false;  // the stores for the window that find_window() found last
   SlotBuffer slot_buffers_[kChannelDepth];

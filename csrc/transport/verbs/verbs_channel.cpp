@@ -193,9 +193,9 @@ void VerbsSendChannel::let_go() {
 const Segment* VerbsRecvChannel::peek() {
   if (received_ == released_) return nullptr;
   oldest_.header = headers_[released_ % kVerbsDepth];
-  oldest_.placed = placed_[released_ % kVerbsDepth];
+  oldest_.written_directly = written_directly_[released_ % kVerbsDepth];
   const Rail& rail = link_.rail_of(number_, released_);
-  oldest_.data = oldest_.header.bytes == 0 || oldest_.placed
+  oldest_.data = oldest_.header.bytes == 0 || oldest_.written_directly
                      ? nullptr
                      : rail.incoming(rail.slot(number_, released_) + kPayloadAt);
   return &oldest_;
@@ -217,9 +217,10 @@ bool VerbsRecvChannel::expects(std::uint16_t number, std::uint32_t* segment) con
   return received_ - announced_ + ahead < kVerbsDepth && !early_[*segment % kVerbsDepth];
 }
 
-void VerbsRecvChannel::received(std::uint32_t segment, const SegmentHeader& header, bool placed) {
+void VerbsRecvChannel::received(std::uint32_t segment, const SegmentHeader& header,
+                                bool written_directly) {
   headers_[segment % kVerbsDepth] = header;
-  placed_[segment % kVerbsDepth] = placed;
+  written_directly_[segment % kVerbsDepth] = written_directly;
   early_[segment % kVerbsDepth] = true;
   for (; early_[received_ % kVerbsDepth]; ++received_) early_[received_ % kVerbsDepth] = false;
 }

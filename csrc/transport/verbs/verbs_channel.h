@@ -126,7 +126,7 @@ class VerbsRecvChannel final : public RecvChannel {
   // receives its full number.
   bool expects(std::uint16_t number, std::uint32_t* segment) const;
   // Records an arrived segment. Requires: expects() returned `segment`.
-  void received(std::uint32_t segment, const SegmentHeader& header, bool placed);
+  void received(std::uint32_t segment, const SegmentHeader& header, bool written_directly);
   // Returns the count of released segments for the next message to the peer.
   std::uint32_t announce();
   // True if the peer should receive the count now, even without a segment in its direction, because
@@ -140,8 +140,8 @@ class VerbsRecvChannel final : public RecvChannel {
 
   const std::uint32_t number_;
   VerbsLink& link_;
-  std::array<SegmentHeader, kVerbsDepth> headers_;  // by slot
-  std::array<bool, kVerbsDepth> placed_{};          // by slot
+  std::array<SegmentHeader, kVerbsDepth> headers_;    // by slot
+  std::array<bool, kVerbsDepth> written_directly_{};  // by slot
   std::array<bool, kVerbsDepth> early_{};  // by slot: has arrived, but an earlier one has not
   Segment oldest_;
   std::uint32_t received_ = 0;

@@ -76,13 +76,13 @@ constexpr std::size_t area_bytes(std::uint32_t rails) {
 
 // The first byte of the immediate value of every message.
 enum class Kind : std::uint8_t {
-  kSegment = 1,     // channel; segment number
-  kCredit = 2,      // channel; number of released segments
-  kNotice = 3,      // place; a notice was written there
-  kNoticeSeen = 4,  // the newest notice was read and may be replaced
-  kGoodbye = 5,     // last message on this rail
-  kPlaced = 6,      // as kSegment, with the payload in the receiver's region
-  kAlike = 7,       // as kSegment, with the header of this rail's last segment
+  kSegment = 1,          // channel; segment number
+  kCredit = 2,           // channel; number of released segments
+  kNotice = 3,           // place; a notice was written there
+  kNoticeSeen = 4,       // the newest notice was read and may be replaced
+  kGoodbye = 5,          // last message on this rail
+  kWrittenDirectly = 6,  // as kSegment, with the payload in the receiver's region
+  kAlike = 7,            // as kSegment, with the header of this rail's last segment
 };
 
 struct Immediate {

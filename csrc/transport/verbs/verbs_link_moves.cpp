@@ -74,18 +74,18 @@ void VerbsLink::post_segment(VerbsSendChannel& channel) {
   auto* header = reinterpret_cast<SlotHeader*>(rail.outgoing(slot + kHeaderAt));
   const std::size_t bytes = header->header.bytes;
   const VerbsSendChannel::Route route = channel.route();
-  const bool placed = route.to != Passage::kSlotBuffer;
-  const bool alike = !placed && header->header == rail.last_sent && !owes_credits(rail);
+  const bool written_directly = route.to != Passage::kSlotBuffer;
+  const bool alike = !direct && header->header == rail.last_sent && !owes_credits(rail);
   rail.last_sent = header->header;
   if (!alike) write_credits(rail, header);
-  const Kind kind = placed ? Kind::kPlaced : alike ? Kind::kAlike : Kind::kSegment;
+  const Kind kind = direct ? Kind::kWrittenDirectly : alike ? Kind::kAlike : Kind::kSegment;
   const Immediate immediate{kind, static_cast<std::uint8_t>(channel.number()),
                             static_cast<std::uint16_t>(segment)};
   const std::array<Piece, 2> pieces = {
       rail.piece(slot + kHeaderAt, sizeof(SlotHeader)),
       payload_of(route, rail, rail.piece(slot + kPayloadAt, bytes))};
   Queue& queue = rail.queue();
-  if (placed && bytes != 0) {
+  if (direct && bytes != 0) {
     channel.posted(queue.send_behind(pieces[1], pieces[0], immediate));
   } else {
     channel.posted(queue.send(std::span(pieces).subspan(alike ? 1 : 0), immediate));
@@ -195,7 +195,7 @@ bool VerbsLink::received(std::uint32_t index, std::uint32_t immediate, std::uint
   const Immediate what = Immediate::of(immediate);
   switch (what.kind) {
     case Kind::kSegment:
-    case Kind::kPlaced:
+    case Kind::kWrittenDirectly:
     case Kind::kAlike:
       return receive_segment(rail, what, bytes);
     case Kind::kCredit:
@@ -228,17 +228,17 @@ bool VerbsLink::receive_segment(Rail& rail, Immediate what, std::uint32_t bytes)
     std::memcpy(&arrived, rail.incoming(slot + kHeaderAt), sizeof(arrived));
   }
   const std::size_t payload = arrived.header.bytes;
-  const bool placed = what.kind == Kind::kPlaced;
-  if (placed && !granted_) return malformed("a payload was placed where nothing is granted");
+  const bool written_directly = what.kind == Kind::kWrittenDirectly;
+  if (direct && !granted_) return malformed("a payload was placed where nothing is granted");
   // The bytes that the message must have; a payload in the region arrived before it.
-  const std::size_t expected = (headed ? sizeof(arrived) : 0) + (placed ? 0 : payload);
+  const std::size_t expected = (headed ? sizeof(arrived) : 0) + (direct ? 0 : payload);
   if (payload > kSegmentBytesMax || bytes != expected) {
     return malformed("a message of " + std::to_string(bytes) + " bytes says " +
                      std::to_string(payload) + " bytes of payload");
   }
   if (headed && !accept_released(rail, arrived)) return true;
   rail.last_received = arrived.header;
-  channel.received(segment, arrived.header, placed);
+  channel.received(segment, arrived.header, direct);
   // An earlier release may be due now, because this segment shows that the sender has no more
   // credits.
   if (channel.credit_due()) credit_due(what.which, false);
