@@ -53,12 +53,13 @@ std::uint64_t distance(const std::byte* address, const std::byte* base) {
   return reinterpret_cast<std::uintptr_t>(address) - reinterpret_cast<std::uintptr_t>(base);
 }
 
-std::vector<Place> places_of(const executor::BoundPlan& bound,
-                             const executor::CollectiveRequest& request, std::uint32_t shares) {
+std::vector<ShareOffsets> share_offsets_of(const executor::BoundPlan& bound,
+                                           const executor::CollectiveRequest& request,
+                                           std::uint32_t shares) {
   const std::size_t item = item_bytes(request.descriptor.dtype);
   const std::uint64_t agreement = hash_bytes(&request.descriptor, sizeof(request.descriptor));
-  std::vector<Place> places;
-  places.reserve(bound.rows().size() * shares);
+  std::vector<ShareOffsets> offsets;
+  offsets.reserve(bound.rows().size() * shares);
   for (const executor::BoundRow& row : bound.rows()) {
     for (std::uint32_t share = 0; share < shares; ++share) {
       const Range part = share_of(row.length, item, shares, share);
@@ -69,11 +70,11 @@ std::vector<Place> places_of(const executor::BoundPlan& bound,
         if (kind == plan::Buffer::kOutput) return distance(address, request.output.data) + skip;
         return 0;
       };
-      places.push_back({offset(row.source, row.row->source), offset(row.target, row.row->target),
-                        part.length, agreement, row.receiver_bytes + part.offset * item});
+      offsets.push_back({offset(row.source, row.row->source), offset(row.target, row.row->target),
+                         part.length, agreement, row.receiver_bytes + part.offset * item});
     }
   }
-  return places;
+  return offsets;
 }
 
 // The chains of the only lane if its rows may run between two block barriers; empty otherwise.
@@ -159,7 +160,7 @@ Status bind(const executor::CollectiveRequest& request, const Shape& shape, cons
   const plan::Plan& plan = request.plan->plan();
   Binding made;
   Program& program = made.program;
-  made.places = places_of(bound, request, manner.shares);
+  made.share_offsets = share_offsets_of(bound, request, manner.shares);
   made.chains = joins(plan, manner);
   for (const plan::Channel& channel : plan.channels) {
     for (std::uint32_t share = 0; share < manner.shares; ++share) {

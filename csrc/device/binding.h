@@ -21,11 +21,11 @@ struct Manner {
   bool direct_writes = false;  // arrays may be registered
 };
 
-// A program without addresses of device memory. The caller copies rows, places, chains and ports to
-// device memory and fills in the pointers and `label`.
+// A program without addresses of device memory. The caller copies rows, offsets, chains and ports
+// to device memory and fills in the pointers and `label`.
 struct Binding {
   Program program{};
-  std::vector<Place> places;
+  std::vector<ShareOffsets> share_offsets;
   std::vector<Chain> chains;               // empty where the lane is not joined
   std::vector<DirectWrite> direct_writes;  // empty where nothing may be written directly
   std::vector<std::uint8_t> uses;

@@ -115,18 +115,18 @@ Status bind(const Messages& messages, const executor::CollectiveRequest& request
   for (std::size_t row = 0; row < plan.rows.size(); ++row) {
     const Message& message = *find(messages, plan.rows[row], shape.size, plan.header->rank);
     const std::uint32_t shares = shares_of(message, shares_max);
-    Place* places = &made.places[row * manner.shares];
-    const Place whole = places[0];
+    ShareOffsets* offsets = &made.share_offsets[row * manner.shares];
+    const ShareOffsets whole = offsets[0];
     // In a list the received messages lie behind the sent ones.
     const std::uint64_t skip = request.parts.empty() ? 0 : request.input.bytes;
     const bool has_target = plan.rows[row].target != 0;
     for (std::uint32_t share = 0; share < manner.shares; ++share) {
       const Range part = share < shares ? share_of(message.bytes, 1, shares, share) : Range{0, 0};
-      places[share] = {
+      offsets[share] = {
           whole.source + part.offset, whole.target + part.offset + (has_target ? skip : 0),
           share < shares ? part.length : kAbsent, agreement_of(message, plan.header->rank)};
     }
-    made.longest = std::max(made.longest, places[0].length);
+    made.longest = std::max(made.longest, offsets[0].length);
   }
   made.program.tiles = div_ceil(made.longest, made.program.segment_length);
   *binding = std::move(made);

@@ -179,7 +179,7 @@ Status Programs::prepare(const Job& job, CompiledCall* made) {
   made->kernel = gpu_->kernel(manner.protocol, kind);
   made->blocks = binding.program.lane_count * binding.program.shares;
   made->threads = threads_for(binding);
-  return place(job, binding, made);
+  return upload_program(job, binding, made);
 }
 
 Status Programs::need_scratch(std::uint64_t bytes) {
@@ -190,9 +190,9 @@ Status Programs::need_scratch(std::uint64_t bytes) {
   return status;
 }
 
-Status Programs::place(const Job& job, const Binding& binding, CompiledCall* made) {
+Status Programs::upload_program(const Job& job, const Binding& binding, CompiledCall* made) {
   const auto rows = std::as_bytes(job.request->plan->plan().rows);
-  const auto places = std::as_bytes(std::span(binding.places));
+  const auto share_offsets = std::as_bytes(std::span(binding.share_offsets));
   std::vector<Address> ports;
   ports.reserve(binding.ports.size());
   for (const std::uint32_t port : binding.ports) ports.push_back(channels_.port(port));
@@ -201,7 +201,7 @@ Status Programs::place(const Job& job, const Binding& binding, CompiledCall* mad
   const auto direct_writes = std::as_bytes(std::span(binding.direct_writes));
   const auto uses = std::as_bytes(std::span(binding.uses));
   std::vector<std::byte> all;
-  for (const auto part : {rows, places, table, chains, direct_writes, uses}) {
+  for (const auto part : {rows, share_offsets, table, chains, direct_writes, uses}) {
     all.insert(all.end(), part.begin(), part.end());
   }
   made->bytes = all.size();
@@ -216,7 +216,7 @@ Status Programs::place(const Job& job, const Binding& binding, CompiledCall* mad
   Address next = made->memory;
   const auto behind = [&](std::size_t bytes) { return at(std::exchange(next, next + bytes)); };
   program.rows = reinterpret_cast<const plan::Row*>(behind(rows.size()));
-  program.places = reinterpret_cast<const Place*>(behind(places.size()));
+  program.share_offsets = reinterpret_cast<const ShareOffsets*>(behind(share_offsets.size()));
   program.ports = reinterpret_cast<Port* const*>(behind(table.size()));
   program.chains = chains.empty() ? nullptr : reinterpret_cast<const Chain*>(behind(chains.size()));
   if (!direct_writes.empty()) {

@@ -31,7 +31,7 @@ struct CompiledCall {
   std::uint32_t threads = kWarp;
   bool captured = false;                    // a graph refers to its memory for ever
   std::shared_ptr<const plan::Image> plan;  // held so that no other plan gets its address
-  Address memory = 0;                       // of rows, places and the table of ports
+  Address memory = 0;                       // of rows, offsets and the table of ports
   std::size_t bytes = 0;
 };
 
@@ -80,7 +80,7 @@ class Programs {
   Status bind(const Job& job, Manner* manner, Binding* binding) const;
   Status choose(const executor::CollectiveRequest& request, std::uint32_t lanes,
                 Manner* manner) const;
-  Status place(const Job& job, const Binding& binding, CompiledCall* made);
+  Status upload_program(const Job& job, const Binding& binding, CompiledCall* made);
   Status need_scratch(std::uint64_t bytes);
   std::uint32_t enter_name(const Job& job);
   void forget_uncaptured(const Past& past);

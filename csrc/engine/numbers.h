@@ -30,9 +30,9 @@ class NumberSet {
     const auto behind = std::find_if(ranges_.rbegin(), ranges_.rend(), [&](const Numbers& one) {
                           return one.first <= numbers.first;
                         }).base();
-    auto place = ranges_.insert(behind, numbers);
-    if (place != ranges_.begin()) --place;
-    while (place + 1 != ranges_.end()) merge_or_step(place);
+    auto at = ranges_.insert(behind, numbers);
+    if (at != ranges_.begin()) --at;
+    while (at + 1 != ranges_.end()) merge_or_step(at);
     // Beyond this limit the two oldest ranges become one,
     // which then also contains the numbers between them.
     if (ranges_.size() > kRangesMax) {
@@ -48,16 +48,16 @@ class NumberSet {
 
  private:
   static constexpr std::size_t kRangesMax = 4096;
-  using Place = std::vector<Numbers>::iterator;
+  using Iterator = std::vector<Numbers>::iterator;
 
-  void merge_or_step(Place& place) {
-    const auto next = place + 1;
-    if (next->first > place->last + 1) {
-      ++place;
+  void merge_or_step(Iterator& at) {
+    const auto next = at + 1;
+    if (next->first > at->last + 1) {
+      ++at;
       return;
     }
-    place->last = std::max(place->last, next->last);
-    place = ranges_.erase(next) - 1;
+    at->last = std::max(at->last, next->last);
+    at = ranges_.erase(next) - 1;
   }
 
   std::vector<Numbers> ranges_;

@@ -137,7 +137,7 @@ Status BoundPlan::measure(const CollectiveRequest& request) {
   return Status();
 }
 
-BoundPlan::Place BoundPlan::locate(const plan::Header& header, std::uint32_t chunk) const {
+BoundPlan::ChunkOffsets BoundPlan::locate(const plan::Header& header, std::uint32_t chunk) const {
   const std::uint32_t block = chunk / header.parts;
   const Range range = partition(counts_[block], header.parts, chunk % header.parts);
   return {input_offsets_[block] + range.offset, output_offsets_[block] + range.offset,
@@ -216,9 +216,9 @@ Status BoundPlan::bind_row(const CollectiveRequest& request, std::size_t index) 
                             std::string(name_of(request.descriptor.dtype)));
   }
   if (row.chunk != plan::kToken) {
-    const Place chunk = locate(header, row.chunk);
-    const Place source = locate(header, in_memory(row.source) ? row.source_slot : row.chunk);
-    const Place target = locate(header, in_memory(row.target) ? row.target_slot : row.chunk);
+    const ChunkOffsets chunk = locate(header, row.chunk);
+    const ChunkOffsets source = locate(header, in_memory(row.source) ? row.source_slot : row.chunk);
+    const ChunkOffsets target = locate(header, in_memory(row.target) ? row.target_slot : row.chunk);
     if (source.length != chunk.length || target.length != chunk.length) {
       return invalid_argument("row " + std::to_string(index) + " of the plan moves chunk " +
                               std::to_string(row.chunk) + " of " + std::to_string(chunk.length) +
@@ -237,7 +237,7 @@ Status BoundPlan::bind_row(const CollectiveRequest& request, std::size_t index) 
 }
 
 Status BoundPlan::bind_residual(const CollectiveRequest& request, std::size_t index,
-                                const Place& chunk) {
+                                const ChunkOffsets& chunk) {
   if (request.residual.data == nullptr) return Status();
   const plan::Header& header = request.plan->header();
   const std::uint32_t number = rows_[index].row->chunk;
@@ -249,9 +249,9 @@ Status BoundPlan::bind_residual(const CollectiveRequest& request, std::size_t in
   return Status();
 }
 
-// Address of element 0 of `place`. validate() has shown that this rank holds the chunk, so the
-// address is inside the buffer.
-std::byte* BoundPlan::address(std::uint8_t buffer, std::uint32_t slot, const Place& place,
+// Address of element 0 of the chunk at `offsets`. validate() has shown that this rank holds the
+// chunk, so the address is inside the buffer.
+std::byte* BoundPlan::address(std::uint8_t buffer, std::uint32_t slot, const ChunkOffsets& offsets,
                               const CollectiveRequest& request) {
   switch (static_cast<plan::Buffer>(buffer)) {
     case plan::Buffer::kNone:
@@ -259,13 +259,13 @@ std::byte* BoundPlan::address(std::uint8_t buffer, std::uint32_t slot, const Pla
     case plan::Buffer::kScratch:
       return scratch(slot);
     case plan::Buffer::kInput:
-      PYCOLL_ASSERT(place.input_offset + place.length <= input_length_, "slot %u past the input",
-                    slot);
-      return const_cast<std::byte*>(request.input.data) + place.input_offset * item_bytes_;
+      PYCOLL_ASSERT(offsets.input_offset + offsets.length <= input_length_,
+                    "slot %u past the input", slot);
+      return const_cast<std::byte*>(request.input.data) + offsets.input_offset * item_bytes_;
     case plan::Buffer::kOutput:
-      PYCOLL_ASSERT(place.output_offset + place.length <= output_length_, "slot %u past the output",
-                    slot);
-      return request.output.data + place.output_offset * item_bytes_;
+      PYCOLL_ASSERT(offsets.output_offset + offsets.length <= output_length_,
+                    "slot %u past the output", slot);
+      return request.output.data + offsets.output_offset * item_bytes_;
   }
   return nullptr;
 }

@@ -54,7 +54,7 @@ class BoundPlan {
  private:
   // Position of a chunk, in elements. An offset has no
   // meaning in a buffer that does not hold the chunk.
-  struct Place {
+  struct ChunkOffsets {
     std::uint64_t input_offset;
     std::uint64_t output_offset;
     std::uint64_t receiver_offset;  // in elements, in the outputs of the ranks that hold the chunk
@@ -63,9 +63,10 @@ class BoundPlan {
 
   Status measure(const CollectiveRequest& request);
   Status bind_row(const CollectiveRequest& request, std::size_t index);
-  Status bind_residual(const CollectiveRequest& request, std::size_t index, const Place& chunk);
-  Place locate(const plan::Header& header, std::uint32_t chunk) const;
-  std::byte* address(std::uint8_t buffer, std::uint32_t slot, const Place& place,
+  Status bind_residual(const CollectiveRequest& request, std::size_t index,
+                       const ChunkOffsets& chunk);
+  ChunkOffsets locate(const plan::Header& header, std::uint32_t chunk) const;
+  std::byte* address(std::uint8_t buffer, std::uint32_t slot, const ChunkOffsets& offsets,
                      const CollectiveRequest& request);
   std::byte* scratch(std::uint32_t slot);
   std::byte* moved(std::byte* place, std::uint8_t buffer, const std::byte* input,

@@ -48,15 +48,15 @@ class Channels final : public executor::ChannelSource {
   bool is_dropped(std::uint64_t /*sequence*/) const override { return false; }
   int direct_writes() const {
     int all = 0;
-    for (const auto& [place, channel] : counted_) all += channel.direct_writes();
+    for (const auto& [number, channel] : counted_) all += channel.direct_writes();
     return all;
   }
 
  private:
-  using Place = std::pair<int, std::uint32_t>;
+  using PeerChannel = std::pair<int, std::uint32_t>;
   transport::Transport* transport_;
-  std::map<Place, Counted> counted_;
-  std::map<std::pair<bool, Place>, executor::ChannelTicket> turns_;
+  std::map<PeerChannel, Counted> counted_;
+  std::map<std::pair<bool, PeerChannel>, executor::ChannelTicket> turns_;
   std::uint64_t traversals_ = 0;
 };
 

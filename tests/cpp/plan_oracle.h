@@ -38,7 +38,7 @@ class PlanOracle {
 
  private:
   static constexpr std::uint64_t kToken = 0xffffffff;
-  struct Place {
+  struct Extent {
     std::uint64_t begin = 0;
     std::uint64_t length = 0;
   };
@@ -205,7 +205,7 @@ class PlanOracle {
   std::map<std::uint64_t, std::uint64_t> lane_of_;
   std::set<std::pair<std::uint64_t, std::uint64_t>> written_;
   std::map<std::uint64_t, bool> codes_;  // by scratch slot, whether it holds codes
-  std::map<std::uint64_t, Place> places_[2];
+  std::map<std::uint64_t, Extent> places_[2];
   std::uint64_t lengths_[2] = {0, 0};
   bool laid_out_ = false;
 };

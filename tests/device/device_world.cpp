@@ -276,7 +276,7 @@ void DeviceWorld::prepare(std::uint32_t number, const Scenario& one, Buffers& bu
   rank.scratch = DeviceMemory(rank.binding.scratch_bytes);
   device::Program& program = rank.binding.program;
   program.rows = request.plan->plan().rows.data();
-  program.places = rank.binding.places.data();
+  program.share_offsets = rank.binding.share_offsets.data();
   program.chains = rank.binding.chains.empty() ? nullptr : rank.binding.chains.data();
   program.ports = rank.table.data();
   program.direct_writes =

@@ -231,7 +231,7 @@ bool HostProxy::receive(Line& line) {
     auto& wire = line.link->recv_channel(number);
     for (const transport::Segment* segment = wire.peek(); segment != nullptr;
          segment = wire.peek()) {
-      if (!place(line, *segment)) {
+      if (!take_segment(line, *segment)) {
         break_off(line, "it sent a segment that no device channel expects");
         return true;
       }
@@ -243,7 +243,7 @@ bool HostProxy::receive(Line& line) {
 }
 
 // Takes one segment; false if no device channel expects it.
-bool HostProxy::place(Line& line, const transport::Segment& segment) {
+bool HostProxy::take_segment(Line& line, const transport::Segment& segment) {
   const transport::SegmentHeader& header = segment.header;
   if (header.tag >= line.in.size() || header.bytes > stride_) return false;
   Incoming& in = line.in[header.tag];

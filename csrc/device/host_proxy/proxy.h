@@ -120,7 +120,7 @@ class HostProxy {
                               const transport::SegmentHeader& header);
   [[nodiscard]] bool free_read(Line& line);
   bool receive(Line& line);
-  [[nodiscard]] bool place(Line& line, const transport::Segment& segment);
+  [[nodiscard]] bool take_segment(Line& line, const transport::Segment& segment);
   void publish_headers();
   [[nodiscard]] static bool give_back(Line& line);
   bool hear_of_space(Line& line);

@@ -47,7 +47,7 @@ PYCOLL_DEVICE void open_window(const Program& program, const Call& call, const P
   store(&window->number, call.registered);
   store(&window->offset, offset);
   store(&window->bytes, call.output_bytes);
-  store(&window->agreement, program.places[0].agreement);
+  store(&window->agreement, program.share_offsets[0].agreement);
   store_release(&window->begun, load(&port->begun));
 }
 
@@ -76,8 +76,9 @@ PYCOLL_DEVICE bool may_write_direct_after_receive(const Program& program, const 
 
 // Where the row's sender puts a segment that has a free slot `slot`; called by the thread that
 // serves the channel. `skip` is the segment's distance in bytes from the share's first byte.
-PYCOLL_DEVICE std::byte* place_of(const Program& program, const Slot& slot, const plan::Row& row,
-                                  const Place& place, std::uint64_t skip, std::uint32_t bytes) {
+PYCOLL_DEVICE std::byte* destination_of(const Program& program, const Slot& slot,
+                                        const plan::Row& row, const ShareOffsets& offsets,
+                                        std::uint64_t skip, std::uint32_t bytes) {
   const WriteWindow* window = slot.port->window;
   if (program.direct_writes == nullptr || window == nullptr) return slot.data;
   const auto index = static_cast<std::uint32_t>(&row - program.rows);
@@ -85,9 +86,9 @@ PYCOLL_DEVICE std::byte* place_of(const Program& program, const Slot& slot, cons
   // Whole packs only: a slot has space behind a segment, an output has other data there.
   if (use >= plan::kWindowUses || bytes == 0 || bytes % kPackBytes != 0) return slot.data;
   if (load_acquire(&window->begun) != load(&slot.port->begun)) return slot.data;
-  const std::uint64_t begin = place.direct_write + skip;
+  const std::uint64_t begin = offsets.direct_write + skip;
   const bool fits = begin + bytes <= load(&window->bytes);
-  const bool agrees = load(&window->agreement) == place.agreement;
+  const bool agrees = load(&window->agreement) == offsets.agreement;
   if (!fits || !agrees || (load(&window->uses) >> use & 1) == 0) return slot.data;
   const std::uint64_t offset = load(&window->offset) + begin;
   const Registered there = registered_at(program, slot.port->peer, load(&window->number));

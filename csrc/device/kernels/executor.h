@@ -87,7 +87,7 @@ class Executor {
         slots_ = shared_.slots + (joined ? index * kPortsOfRow : 0);
         if (!joined && sync_any(!open_slots())) return;
         if (kWritesDirect && may_write_direct_after_receive(program_, *row_)) {
-          if (sends()) choose_place();
+          if (sends()) choose_destination();
           (void)sync_any(false);
         }
         // Threads vote per warp before they stop: the threads that read a line must stay together.
@@ -111,15 +111,15 @@ class Executor {
   // Finds the row's bytes in this tile; false if the row has nothing to do.
   PYCOLL_DEVICE bool find_segment(std::uint32_t index, std::uint64_t tile) {
     row_ = &program_.rows[index];
-    place_ = &program_.places[index * program_.shares + share_];
+    offsets_ = &program_.share_offsets[index * program_.shares + share_];
     skip_ = 0;
     bytes_ = 0;
     if (row_->chunk == plan::kToken) return tile + 1 == program_.tiles;
-    if (place_->length == kAbsent) return false;
+    if (offsets_->length == kAbsent) return false;
     const std::uint64_t offset = tile * program_.segment_length;
     // The segment is empty and travels as a header alone.
-    if (offset >= place_->length) return tile == 0;
-    const std::uint64_t left = place_->length - offset;
+    if (offset >= offsets_->length) return tile == 0;
+    const std::uint64_t left = offsets_->length - offset;
     const std::uint64_t length = left < program_.segment_length ? left : program_.segment_length;
     skip_ = offset * program_.item_bytes;
     bytes_ = static_cast<std::uint32_t>(length) * program_.item_bytes;
@@ -149,7 +149,7 @@ class Executor {
     shared_.slots[thread()] = slot;
     if (receives()) return !Protocol::kDataBehindHeader || await_header(slot);
     if (!await_space(slot)) return false;
-    if (row_->recv_count == 0) choose_place();
+    if (row_->recv_count == 0) choose_destination();
     return true;
   }
 
@@ -168,7 +168,7 @@ class Executor {
 
   // The header that both ends of a segment must agree on, without kWrittenDirect.
   PYCOLL_DEVICE std::uint64_t expectation() const {
-    return (place_->agreement & ~(kLengthMask | kWrittenDirect)) | bytes_;
+    return (offsets_->agreement & ~(kLengthMask | kWrittenDirect)) | bytes_;
   }
 
   // Paired with close_slots() of the sender. The header is a line of Ll: both halves carry flags.
@@ -210,10 +210,10 @@ class Executor {
 
   // --- direct writes, direct_writes.h: a segment may lie in the receiver's output
 
-  PYCOLL_DEVICE void choose_place() {
+  PYCOLL_DEVICE void choose_destination() {
     Slot& slot = shared_.slots[thread()];
     if constexpr (kWritesDirect)
-      slot.data = place_of(program_, slot, *row_, *place_, skip_, bytes_);
+      slot.data = destination_of(program_, slot, *row_, *offsets_, skip_, bytes_);
   }
 
   PYCOLL_DEVICE std::uint64_t direct_flag(const Slot& slot) const {
@@ -276,9 +276,9 @@ class Executor {
   PYCOLL_DEVICE Local source() const {
     switch (static_cast<plan::Buffer>(row_->source)) {
       case plan::Buffer::kInput:
-        return arrays_.input(place_->source + skip_);
+        return arrays_.input(offsets_->source + skip_);
       case plan::Buffer::kOutput:
-        return arrays_.output(place_->source + skip_);
+        return arrays_.output(offsets_->source + skip_);
       case plan::Buffer::kScratch:
         return Arrays::own(scratch(row_->source_slot));
       case plan::Buffer::kNone:
@@ -289,7 +289,7 @@ class Executor {
 
   PYCOLL_DEVICE Local target() const {
     if (static_cast<plan::Buffer>(row_->target) == plan::Buffer::kOutput) {
-      return arrays_.output(place_->target + skip_);
+      return arrays_.output(offsets_->target + skip_);
     }
     return static_cast<plan::Buffer>(row_->target) == plan::Buffer::kScratch
                ? Arrays::own(scratch(row_->target_slot))
@@ -394,7 +394,7 @@ class Executor {
   std::uint32_t share_;
   Slot* slots_ = nullptr;  // of the current row
   const plan::Row* row_ = nullptr;
-  const Place* place_ = nullptr;
+  const ShareOffsets* offsets_ = nullptr;
   std::uint64_t skip_ = 0;       // bytes from the share's first element of the chunk to the segment
   std::uint32_t bytes_ = 0;      // of the segment
   bool written_direct_ = false;  // the sender wrote the segment to the output directly

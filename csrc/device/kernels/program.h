@@ -108,7 +108,7 @@ struct Control {
 };
 
 // The position of a row's bytes for one share, computed by the host: kernels divide nothing.
-struct Place {
+struct ShareOffsets {
   // Bytes from the beginning of input or output to the share's first element of the chunk. 0 for
   // scratch, whose slot the row names.
   std::uint64_t source;
@@ -146,9 +146,9 @@ struct LaneRange {
 // except `control`, `waits` and `beats`, which are mapped host memory.
 struct Program {
   const plan::Row* rows;
-  const Place* places;  // of row r and share s at [r * shares + s]
-  const Chain* chains;  // one per channel where the only lane is joined, else nullptr
-  Port* const* ports;   // of channel c of the plan and share s at [c * shares + s]
+  const ShareOffsets* share_offsets;  // of row r and share s at [r * shares + s]
+  const Chain* chains;                // one per channel where the only lane is joined, else nullptr
+  Port* const* ports;                 // of channel c of the plan and share s at [c * shares + s]
   // One per channel where direct writes are possible, else nullptr.
   const DirectWrite* direct_writes;
   const std::uint8_t* uses;      // of row r's i-th send channel at [r * kSendMax + i], in a tile
