@@ -277,7 +277,7 @@ Communicator::Look Communicator::look(WaitStrategy& strategy) {
     relax();
   } else {
     strategy.looked();
-    const bool moved = strategy.hurried() ? engine_->carry(strategy.asks()) : engine_->watch();
+    const bool moved = strategy.hurried() ? engine_->move_bytes(strategy.asks()) : engine_->watch();
     if (!moved) return Look::kQuiet;
     strategy.reset();
     tell_ended();

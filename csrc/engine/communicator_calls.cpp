@@ -64,7 +64,7 @@ bool Communicator::try_start(const MessageRequest& request,
     spin(*operation, patience);
   } else if (!operation->done()) {
     // Long segments leave some media only with a poll, and the progress thread may nap now.
-    if (leave && request.kind == MessageRequest::Kind::kSend) (void)engine_->carry(false);
+    if (leave && request.kind == MessageRequest::Kind::kSend) (void)engine_->move_bytes(false);
     (void)engine_->step_messages();
   }
   if (leave) leave_started(*operation);

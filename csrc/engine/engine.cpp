@@ -479,9 +479,9 @@ void Engine::end_all(const Status& status) {
   note_vacancy();
 }
 
-bool Engine::poll() { return carry(true); }
+bool Engine::poll() { return move_bytes(true); }
 
-bool Engine::carry(bool all) {
+bool Engine::move_bytes(bool all) {
   if (closed_) return false;
   bool moved = false;
   if (all) {

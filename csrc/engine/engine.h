@@ -128,7 +128,7 @@ class Engine final : public ChannelSource {
   bool poll();   // moves bytes on all media; true if any moved
   // The same on the media that need polls to move bytes; with `all`, on all media, which also
   // updates the states of links.
-  bool carry(bool all);
+  bool move_bytes(bool all);
   bool active() const;
   // Whether the reason of a failure has not been sent to some peer yet, because its channel is
   // full; watch() keeps sending it.
