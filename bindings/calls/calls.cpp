@@ -114,7 +114,7 @@ void Offers::take_list(const py::tuple& xs) {
   }
   fusions.compare_all();
   for (std::size_t number = 0; number < fusions.size(); ++number) {
-    (void)prepare_fusion(call_.self, fusions, number);
+    (void)compile_fusion(call_.self, fusions, number);
   }
 }
 

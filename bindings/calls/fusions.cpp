@@ -233,7 +233,7 @@ void add(const py::object& group, const py::object& work, const py::object& mess
 }  // namespace
 
 // Messages are entries of the cache, too: the lengths and shapes of the members stand for an array.
-OperationHandle prepare_fusion(CallsObject* self, Fusions& fusions, std::size_t number) {
+OperationHandle compile_fusion(CallsObject* self, Fusions& fusions, std::size_t number) {
   const Fusion& fusion = fusions.at(number);
   const std::uint64_t arrays = fusion.arrays.value() ^ fusions.list_key();
   const py::ssize_t shape[] = {static_cast<py::ssize_t>(fusion.bytes),
@@ -258,7 +258,7 @@ OperationHandle prepare_fusion(CallsObject* self, Fusions& fusions, std::size_t 
 void run_fusion(CallsObject* self, Fusions& fusions, std::size_t number) {
   Fusion& fusion = fusions.at(number);
   if (fusion.members.empty()) return;  // without memory for its first member
-  const OperationHandle operation = prepare_fusion(self, fusions, number);
+  const OperationHandle operation = compile_fusion(self, fusions, number);
   const bool shared = fusion.members.size() > 1;
   if (shared && fusion.bytes > kPackedBytesMax) {
     std::vector<executor::Part> parts = parts_of(fusion);
@@ -350,7 +350,7 @@ void bind_fusions(py::module_& module) {
         run_fusion(&need_calls(communicator), fusions_of(group), number);
       },
       py::arg("group"), py::arg("communicator"), py::arg("number"),
-      "Run one fusion, prepared if necessary, and fill its Works.");
+      "Run one fusion, compiled if necessary, and fill its Works.");
 }
 
 }  // namespace pycoll::bindings

@@ -52,7 +52,7 @@ struct Member {
 };
 
 struct Fusion {
-  // Python prepares the message from this; all calls that may be members have the same object.
+  // Python compiles the message from this; all calls that may be members have the same object.
   pybind11::object message;
   std::uint64_t bytes = 0;
   bool open = false;  // further members may join
@@ -164,10 +164,10 @@ inline bool is_list(PyObject* x) {
 pybind11::tuple items_of(PyObject* list);
 [[nodiscard]] std::optional<PyObject*> run_list(CallsObject* self, const Arguments& arguments);
 
-// The operation of a fusion; Python prepares it if it is unknown.
-[[nodiscard]] OperationHandle prepare_fusion(CallsObject* self, Fusions& fusions,
+// The operation of a fusion; Python compiles it if it is unknown.
+[[nodiscard]] OperationHandle compile_fusion(CallsObject* self, Fusions& fusions,
                                              std::size_t number);
-// Runs one fusion, which it prepares if necessary, and fills its Works. Throws on failure.
+// Runs one fusion, which it compiles if necessary, and fills its Works. Throws on failure.
 void run_fusion(CallsObject* self, Fusions& fusions, std::size_t number);
 
 // The fusions of a _core.Group. Throws TypeError for any other object.

@@ -120,7 +120,7 @@ std::optional<PyObject*> run_list(CallsObject* self, const Arguments& arguments)
     if (!read_members(*self, arguments, xs, outs.ptr(), fusions, results)) return Py_None;
     // Errors of the arguments come before the first message.
     for (std::size_t number = 0; number < fusions.size(); ++number) {
-      (void)prepare_fusion(self, fusions, number);
+      (void)compile_fusion(self, fusions, number);
     }
     const OneCall call(*self->state->handle, fusions.size() > 1);
     for (std::size_t number = 0; number < fusions.size(); ++number) {

@@ -1,4 +1,4 @@
-// A collective without memory, as Python prepared it.
+// A collective without memory, made by Python.
 #pragma once
 
 #include <pybind11/pybind11.h>

@@ -137,7 +137,7 @@ Status Communicator::record(StreamHandle stream, std::uint64_t capture) {
 Status Communicator::run(const Job& job, StreamHandle stream, std::uint64_t capture,
                          const Copies& copies) {
   const executor::CollectiveRequest& request = *job.request;
-  CompiledCall* prepared = nullptr;
+  LoadedProgram* loaded = nullptr;
   const auto behind = [this] {
     return [this, last = last_] {
       bool is_past = true;
@@ -145,29 +145,29 @@ Status Communicator::run(const Job& job, StreamHandle stream, std::uint64_t capt
       return is_past;
     };
   };
-  Status status = programs_->find(job, {stream, capture != 0, behind}, &prepared);
+  Status status = programs_->find(job, {stream, capture != 0, behind}, &loaded);
   if (status.ok()) status = follow(stream, capture);
   // The words begin with those of Control.
   auto* control = words_memory_.pointer<Control>();
   if (status.ok()) status = launch_steps(*options_.gpu, copies.before, stream, control);
   if (!status.ok()) return status;
-  prepared->captured |= capture != 0;
+  loaded->captured |= capture != 0;
   Call call{request.input.data, request.output.data};
-  if (request.parts.empty() && prepared->program.direct_writes != nullptr) {
+  if (request.parts.empty() && loaded->program.direct_writes != nullptr) {
     call.registered = registered(request.output.data, request.output.bytes);
     call.output_bytes = request.output.bytes;
   }
   ListCall list;
   if (!request.parts.empty()) list = list_call(request);
   void* arrays = request.parts.empty() ? static_cast<void*>(&call) : &list;
-  void* parameters[] = {&prepared->program, arrays};
+  void* parameters[] = {&loaded->program, arrays};
   // Ranks that share a device wait for each other, so their grids must run at the same time.
   // Channels::blocks() limits every rank's blocks so that all grids fit.
   const bool together = together_ != nullptr && together_->held();
   const auto kind = together ? Gpu::Launch::kTogether : Gpu::Launch::kPlain;
-  status = driver_check(options_.gpu->launch(kind, prepared->kernel, prepared->blocks,
-                                             prepared->threads, stream, parameters),
-                        "launch " + programs_->name(prepared->program.label));
+  status = driver_check(options_.gpu->launch(kind, loaded->kernel, loaded->blocks, loaded->threads,
+                                             stream, parameters),
+                        "launch " + programs_->name(loaded->program.label));
   // Ranks compare how many collectives they have called.
   if (status.ok() && job.messages == nullptr) options_.host.count(capture != 0);
   if (status.ok()) status = launch_steps(*options_.gpu, copies.after, stream, control);

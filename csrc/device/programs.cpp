@@ -87,7 +87,7 @@ std::uint32_t Programs::enter_name(const Job& job) {
   return label;
 }
 
-Status Programs::find(const Job& job, const Destination& where, CompiledCall** found) {
+Status Programs::find(const Job& job, const Destination& where, LoadedProgram** found) {
   std::string key = job.messages != nullptr ? key_of(*job.messages) : key_of(*job.request);
   // Programs bound before the first registration know no table.
   if (registry_.is_used()) key.push_back('r');
@@ -98,8 +98,8 @@ Status Programs::find(const Job& job, const Destination& where, CompiledCall** f
   } else {
     drop_past();
     if (known_.size() >= max_) forget_uncaptured(where.behind());
-    CompiledCall made;
-    status = prepare(job, &made);
+    LoadedProgram made;
+    status = load(job, &made);
     if (!status.ok()) return status;
     *found = &(known_[key] = made);
   }
@@ -110,9 +110,9 @@ Status Programs::find(const Job& job, const Destination& where, CompiledCall** f
 void Programs::forget_uncaptured(const Past& past) {
   Retired retired{past, {}};
   std::erase_if(known_, [&](const auto& one) {
-    const CompiledCall& prepared = one.second;
-    if (prepared.captured) return false;
-    retired.pieces.emplace_back(prepared.memory, prepared.bytes);
+    const LoadedProgram& loaded = one.second;
+    if (loaded.captured) return false;
+    retired.pieces.emplace_back(loaded.memory, loaded.bytes);
     return true;
   });
   retired_.push_back(std::move(retired));
@@ -163,7 +163,7 @@ Status Programs::bind(const Job& job, Manner* manner, Binding* binding) const {
   return status.ok() ? device::bind(*job.request, shape, *manner, binding) : status;
 }
 
-Status Programs::prepare(const Job& job, CompiledCall* made) {
+Status Programs::load(const Job& job, LoadedProgram* made) {
   const executor::CollectiveRequest& request = *job.request;
   Manner manner;
   Binding binding;
@@ -190,7 +190,7 @@ Status Programs::need_scratch(std::uint64_t bytes) {
   return status;
 }
 
-Status Programs::upload_program(const Job& job, const Binding& binding, CompiledCall* made) {
+Status Programs::upload_program(const Job& job, const Binding& binding, LoadedProgram* made) {
   const auto rows = std::as_bytes(job.request->plan->plan().rows);
   const auto share_offsets = std::as_bytes(std::span(binding.share_offsets));
   std::vector<Address> ports;

@@ -24,7 +24,7 @@
 namespace pycoll::device {
 
 // A program with everything that a launch needs except the arrays.
-struct CompiledCall {
+struct LoadedProgram {
   Program program{};
   FunctionHandle kernel = nullptr;
   std::uint32_t blocks = 1;
@@ -69,18 +69,18 @@ class Programs {
   // The program of a job; the addresses of its arrays are no part of it. Work put in the stream
   // from now on finds the program on the device. The host waits only if the stream is captured, for
   // a copy.
-  Status find(const Job& job, const Destination& where, CompiledCall** found);
+  Status find(const Job& job, const Destination& where, LoadedProgram** found);
   // The text of the program's operation, for errors.
   std::string name(std::uint32_t label) const;
   // Never reuses the memory: kernels may still run.
   void abandon();
 
  private:
-  Status prepare(const Job& job, CompiledCall* made);
+  Status load(const Job& job, LoadedProgram* made);
   Status bind(const Job& job, Manner* manner, Binding* binding) const;
   Status choose(const executor::CollectiveRequest& request, std::uint32_t lanes,
                 Manner* manner) const;
-  Status upload_program(const Job& job, const Binding& binding, CompiledCall* made);
+  Status upload_program(const Job& job, const Binding& binding, LoadedProgram* made);
   Status need_scratch(std::uint64_t bytes);
   std::uint32_t enter_name(const Job& job);
   void forget_uncaptured(const Past& past);
@@ -96,7 +96,7 @@ class Programs {
   std::vector<Reserved> scratch_;  // the last one is the largest; graphs may refer to the others
   Reserved runs_;
   const std::size_t max_;
-  std::unordered_map<std::string, CompiledCall> known_;
+  std::unordered_map<std::string, LoadedProgram> known_;
   // Memory of evicted programs, kept until none of them runs.
   struct Retired {
     Past past;

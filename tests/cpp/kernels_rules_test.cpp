@@ -199,12 +199,12 @@ TEST(only_meaningful_pairs_have_kernels) {
 }
 
 // best_isa() is fixed at the first call, so each case asks in a process of its own.
-struct CallKey {
+struct IsaChoice {
   int isa;
   std::string text;
 };
 
-CallKey choose(const char* wanted) {
+IsaChoice choose(const char* wanted) {
   int ends[2];
   CHECK(pipe(ends) == 0, "pipe");
   const pid_t child = fork();
@@ -230,16 +230,16 @@ TEST(the_environment_chooses_the_instruction_set) {
   const int best = static_cast<int>(fast.back());
   for (int i = 0; i <= static_cast<int>(Isa::kAvx512Fp16); ++i) {
     const auto isa = static_cast<Isa>(i);
-    const CallKey choice = choose(kernels::name_of(isa).data());
+    const IsaChoice choice = choose(kernels::name_of(isa).data());
     const bool usable = kernels::available(isa);
     CHECK(choice.isa == (usable ? i : best), "%s gives %d", kernels::name_of(isa).data(),
           choice.isa);
     CHECK(choice.text.empty() == usable, "%s says: %s", kernels::name_of(isa).data(),
           choice.text.c_str());
   }
-  const CallKey none = choose("");
+  const IsaChoice none = choose("");
   CHECK(none.isa == best && none.text.empty(), "no wish gives %d, %s", none.isa, none.text.c_str());
-  const CallKey unknown = choose("sse9");
+  const IsaChoice unknown = choose("sse9");
   CHECK(unknown.isa == best, "unknown gives %d", unknown.isa);
   CHECK(unknown.text.find("PYCOLL_ISA=sse9") != std::string::npos &&
             unknown.text.find("avx512") != std::string::npos,
