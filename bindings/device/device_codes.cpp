@@ -7,7 +7,7 @@
 
 #include "bindings/calls/codec.h"
 #include "bindings/device/device.h"
-#include "device/channels/arena.h"
+#include "device/channels/channel_memory.h"
 #include "device/kernels/program.h"
 
 namespace pycoll::bindings {

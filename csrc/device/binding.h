@@ -7,7 +7,7 @@
 
 #include "base/bytes.h"
 #include "base/status.h"
-#include "device/channels/arena.h"
+#include "device/channels/channel_memory.h"
 #include "device/kernels/program.h"
 #include "executor/request.h"
 

@@ -161,17 +161,17 @@ device::Shape small_shape(const Schedule& schedule, std::uint32_t shares) {
 }
 
 DeviceWorld::DeviceWorld(const device::Shape& shape) : shape_(shape) {
-  std::vector<std::byte*> arenas;
+  std::vector<std::byte*> bases;
   ranks_.resize(shape.size);
   for (Rank& rank : ranks_) {
-    rank.arena = DeviceMemory(device::arena_bytes(shape));
+    rank.channel_memory = DeviceMemory(device::channel_memory_bytes(shape));
     const std::size_t words = shape.size + std::size_t{shape.shares} * plan::kLanesMax;
     rank.control = DeviceMemory(sizeof(device::Control) + words * sizeof(std::uint32_t));
     rank.runs = DeviceMemory(std::size_t{shape.shares} * plan::kLanesMax * sizeof(std::uint32_t));
-    arenas.push_back(rank.arena.data());
+    bases.push_back(rank.channel_memory.data());
   }
   for (std::uint32_t rank = 0; rank < shape.size; ++rank) {
-    ranks_[rank].ports = device::make_ports(shape, rank, arenas);
+    ranks_[rank].ports = device::make_ports(shape, rank, bases);
   }
 }
 

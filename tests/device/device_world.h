@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "device/binding.h"
-#include "device/channels/arena.h"
+#include "device/channels/channel_memory.h"
 #include "device/kernels/executor.h"
 #include "device/watch.h"
 #include "device_plans.h"
@@ -98,7 +98,7 @@ class DeviceWorld {
 
  private:
   struct Rank {
-    DeviceMemory arena;
+    DeviceMemory channel_memory;
     DeviceMemory control;
     DeviceMemory runs;
     std::vector<device::Port> ports;

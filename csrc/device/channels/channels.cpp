@@ -137,7 +137,7 @@ Status Channels::connect_proxied(const Exchange& exchange, const Findings& all, 
   for (std::uint32_t peer = 0; peer < mine_.size; ++peer) {
     if (is_reached(all, mine_.rank, peer)) continue;
     peers.push_back(peer);
-    arenas_[peer] = nullptr;
+    bases_[peer] = nullptr;
   }
   Status status = meet_over_wires(exchange, peers, mine_.direct);
   std::vector<std::string> faults;
@@ -188,7 +188,7 @@ void Channels::warn_of(const std::vector<std::string>& reasons) {
 }
 
 Status Channels::make(Upload& upload) {
-  std::vector<Port> ports = make_ports(shape_, mine_.rank, arenas_);
+  std::vector<Port> ports = make_ports(shape_, mine_.rank, bases_);
   if (proxied_ != nullptr) proxied_->point(ports);
   const std::size_t bytes = ports.size() * sizeof(Port);
   Status status = Reserved::take(gpu_, Reserved::Kind::kDevice, bytes, "ports", &ports_);

@@ -1,6 +1,6 @@
-// The channels between the devices of a communicator's ranks: each rank's arena, mapped by the
-// ranks that reach it, host memory for the other ranks, and the ports to both in this rank's device
-// memory.
+// The channels between the devices of a communicator's ranks: each rank's channel memory, mapped by
+// the ranks that reach it, host memory for the other ranks, and the ports to both in this rank's
+// device memory.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 #include "base/clock.h"
 #include "base/status.h"
-#include "device/channels/arena.h"
+#include "device/channels/channel_memory.h"
 #include "device/channels/exchange.h"
 #include "device/channels/post.h"
 #include "device/channels/reach.h"
@@ -67,7 +67,7 @@ class Channels {
   // Ranks on this rank's device, itself included.
   std::uint32_t sharing() const { return sharing_; }
   // Whether this rank's kernels write to the memory of rank `rank`.
-  bool reaches(std::uint32_t rank) const { return rank != mine_.rank && arenas_[rank] != nullptr; }
+  bool reaches(std::uint32_t rank) const { return rank != mine_.rank && bases_[rank] != nullptr; }
   // Whether rank `rank` is a thread of this process.
   bool is_thread(std::uint32_t rank) const { return same_process_[rank]; }
   // The other ranks on this rank's device that are threads of this process.
@@ -90,7 +90,7 @@ class Channels {
   Address port(std::uint32_t index) const { return ports_.address() + index * sizeof(Port); }
 
  private:
-  struct Arena;
+  struct ChannelMemory;
   struct Introduction;
   struct Offer;
 
@@ -106,7 +106,7 @@ class Channels {
   Status meet(const Exchange& exchange, Upload& upload, Reserved::Kind kind, Findings* found);
   void forget();
   Status allocate(Reserved::Kind kind, Offer* offer);
-  void offer_arena(Reserved::Kind kind, Offer* offer);
+  void offer_memory(Reserved::Kind kind, Offer* offer);
   Status offer_descriptor(Offer* offer);
   void take_descriptors(const std::vector<Offer>& all);
   Status attach(const std::vector<Offer>& all, Upload& upload);
@@ -138,15 +138,15 @@ class Channels {
   std::vector<int> ordinals_;         // of ranks of this process
   std::vector<Uuid> uuids_;           // of their devices
   std::vector<std::string> devices_;  // names of the devices, for texts
-  std::shared_ptr<Arena> arena_;
+  std::shared_ptr<ChannelMemory> channel_memory_;
   // Of threads: their memory lives as long as this rank's.
-  std::vector<std::shared_ptr<Arena>> others_;
+  std::vector<std::shared_ptr<ChannelMemory>> others_;
   std::vector<Mapped> mapped_;  // of processes
   std::unique_ptr<Post> post_;
-  UniqueFd descriptor_;                // of the arena, if peers map it by a descriptor
-  std::vector<UniqueFd> descriptors_;  // of processes' arenas, by rank
+  UniqueFd descriptor_;                // of channel memory, if peers map it by a descriptor
+  std::vector<UniqueFd> descriptors_;  // of processes' channel memory, by rank
   // By rank, as kernels see it; nullptr where kernels do not write.
-  std::vector<std::byte*> arenas_;
+  std::vector<std::byte*> bases_;
   std::vector<Finding> findings_;  // by rank
   std::vector<std::string> warnings_;
   bool some_proxied_ = false;

@@ -1,5 +1,5 @@
-// How ranks reach each other's arenas: they offer them, map them by peer access, IPC handle or
-// descriptor, and test them.
+// How ranks reach each other's channel memory: they offer it, map it by peer access, IPC handle or
+// descriptor, and test it.
 #include <algorithm>
 #include <bit>
 #include <cstring>
@@ -22,13 +22,13 @@ constexpr const char* kCorrupts =
 
 }  // namespace
 
-// This rank's memory that its peers write to. Threads of one process hold each other's arenas, so
-// an arena outlives the last thread that may write there.
-struct Channels::Arena {
+// This rank's memory that its peers write to. Threads of one process hold each other's channel
+// memory, so it outlives the last thread that may write there.
+struct Channels::ChannelMemory {
   Reserved memory;
   bool exported = false;
 
-  ~Arena() {
+  ~ChannelMemory() {
     // Another process may still release a slot that the last kernel of this rank filled.
     if (exported) memory.abandon();
   }
@@ -36,26 +36,26 @@ struct Channels::Arena {
 
 namespace {
 
-struct Arenas {
+struct ChannelMemories {
   std::mutex mutex;
   std::map<std::uint64_t, std::weak_ptr<void>> known;  // by the number in the offer
   std::uint64_t last = 0;
 };
-Arenas& arenas_here() {
-  static Arenas* const all = new Arenas;
+ChannelMemories& memories_here() {
+  static ChannelMemories* const all = new ChannelMemories;
   return *all;
 }
 
-std::uint64_t enter_arena(const std::shared_ptr<void>& arena) {
-  Arenas& all = arenas_here();
+std::uint64_t enter_memory(const std::shared_ptr<void>& memory) {
+  ChannelMemories& all = memories_here();
   const std::lock_guard<std::mutex> lock(all.mutex);
   std::erase_if(all.known, [](const auto& one) { return one.second.expired(); });
-  all.known[++all.last] = arena;
+  all.known[++all.last] = memory;
   return all.last;
 }
 
-std::shared_ptr<void> find_arena(std::uint64_t number) {
-  Arenas& all = arenas_here();
+std::shared_ptr<void> find_memory(std::uint64_t number) {
+  ChannelMemories& all = memories_here();
   const std::lock_guard<std::mutex> lock(all.mutex);
   const auto found = all.known.find(number);
   return found == all.known.end() ? nullptr : found->second.lock();
@@ -64,7 +64,7 @@ std::shared_ptr<void> find_arena(std::uint64_t number) {
 }  // namespace
 
 struct Channels::Offer {
-  std::uint64_t number;  // of the arena in its process
+  std::uint64_t number;  // of the channel memory in its process
   Address address;
   std::uint64_t bytes;
   IpcHandle handle;
@@ -90,36 +90,36 @@ void Channels::forget() {
 }
 
 void Channels::abandon() {
-  if (arena_ != nullptr) arena_->exported = true;
+  if (channel_memory_ != nullptr) channel_memory_->exported = true;
   if (proxied_ != nullptr) proxied_->abandon();
   ports_.abandon();
 }
 
 // Makes channels smaller where there is not enough memory.
 Status Channels::allocate(Reserved::Kind kind, Offer* offer) {
-  arena_ = std::make_shared<Arena>();
+  channel_memory_ = std::make_shared<ChannelMemory>();
   const Gpu::Current current(*gpu_);
   Status status = current.status();
   if (!status.ok()) return status;
   for (level_ = 0; level_ < kLevels; ++level_) {
     shape_ = shape_at(mine_.size, blocks_, level_, false, mine_.only);
-    const std::uint64_t bytes = arena_bytes(shape_);
+    const std::uint64_t bytes = channel_memory_bytes(shape_);
     if (bytes > mine_.memory_max && level_ + 1 < kLevels) continue;
-    status =
-        Reserved::take(gpu_, kind, bytes,
-                       "channels to " + std::to_string(mine_.size - 1) + " peers", &arena_->memory);
+    status = Reserved::take(gpu_, kind, bytes,
+                            "channels to " + std::to_string(mine_.size - 1) + " peers",
+                            &channel_memory_->memory);
     if (!status.ok()) continue;
-    offer_arena(kind, offer);
+    offer_memory(kind, offer);
     return Status();
   }
   return status;
 }
 
-void Channels::offer_arena(Reserved::Kind kind, Offer* offer) {
+void Channels::offer_memory(Reserved::Kind kind, Offer* offer) {
   offer->level = level_;
-  offer->address = arena_->memory.address();
-  offer->bytes = arena_->memory.bytes();
-  offer->number = enter_arena(arena_);
+  offer->address = channel_memory_->memory.address();
+  offer->bytes = channel_memory_->memory.bytes();
+  offer->number = enter_memory(channel_memory_);
   bool has_processes = false;
   for (std::uint32_t rank = 0; rank < mine_.size; ++rank) {
     has_processes |= same_machine_[rank] && !same_process_[rank];
@@ -130,7 +130,7 @@ void Channels::offer_arena(Reserved::Kind kind, Offer* offer) {
   } else {
     offer->refused = gpu_->driver().ipc_get(&offer->handle, offer->address);
   }
-  arena_->exported = offer->shared != 0 || offer->refused == 0;
+  channel_memory_->exported = offer->shared != 0 || offer->refused == 0;
 }
 
 Status Channels::offer_descriptor(Offer* offer) {
@@ -156,7 +156,7 @@ void Channels::take_descriptors(const std::vector<Offer>& all) {
   descriptor_.reset();
 }
 
-// One attempt with arenas of that kind.
+// One attempt with channel memory of that kind.
 Status Channels::meet(const Exchange& exchange, Upload& upload, Reserved::Kind kind,
                       Findings* found) {
   Offer offer{};
@@ -165,11 +165,11 @@ Status Channels::meet(const Exchange& exchange, Upload& upload, Reserved::Kind k
   const Gpu::Current current(*gpu_);
   if (status.ok()) {
     // The memory is cleared before the exchange, so no peer writes to it before.
-    status = upload.clear(arena_->memory.address(), arena_->memory.bytes());
+    status = upload.clear(channel_memory_->memory.address(), channel_memory_->memory.bytes());
   }
   status = exchange_or_fail(exchange, status, offer, mine_.names, &all);
   if (!status.ok()) return status;
-  // Identified by rank 0's process and its arena's number there.
+  // Identified by rank 0's process and the number of its channel memory there.
   group_ = first_process_ ^ all[0].number;
   // Every rank uses the smallest channels that any rank has.
   for (const Offer& one : all) level_ = std::max(level_, one.level);
@@ -180,7 +180,7 @@ Status Channels::meet(const Exchange& exchange, Upload& upload, Reserved::Kind k
 
 // Maps the memory of all ranks within reach, and writes a pattern there.
 Status Channels::attach(const std::vector<Offer>& all, Upload& upload) {
-  arenas_.assign(mine_.size, nullptr);
+  bases_.assign(mine_.size, nullptr);
   findings_.assign(mine_.size, Finding{});
   for (std::uint32_t peer = 0; peer < mine_.size; ++peer) {
     if (!same_machine_[peer]) continue;
@@ -201,13 +201,13 @@ Finding Channels::attach_one(std::uint32_t peer, const Offer& offer) {
   if (ordinal >= 0 && !gpu_->can_reach(ordinal)) return {};
   Status status;
   if (same_process_[peer]) {
-    others_.push_back(std::static_pointer_cast<Arena>(find_arena(offer.number)));
+    others_.push_back(std::static_pointer_cast<ChannelMemory>(find_memory(offer.number)));
     status = gpu_->reach(ordinal);
   } else {
     status = map_process(peer, offer, &address);
   }
   if (!status.ok()) return {Way::kRefused, "do not share memory: " + status.message() + kProxied};
-  arenas_[peer] = std::bit_cast<std::byte*>(address);
+  bases_[peer] = std::bit_cast<std::byte*>(address);
   return {Way::kReached, {}};
 }
 
@@ -232,14 +232,14 @@ Status Channels::map_process(std::uint32_t peer, const Offer& offer, Address* ad
   return status;
 }
 
-// The memory that `writer` writes in the arena of `owner`, as this rank sees it.
+// The memory that `writer` writes in the channel memory of `owner`, as this rank sees it.
 Probed Channels::probed(std::uint32_t writer, std::uint32_t owner) const {
-  const Address arena = std::bit_cast<Address>(arenas_[owner]);
-  return {writer, owner, arena + share_of_peer(shape_, Protocol::kSimple, writer),
+  const Address base = std::bit_cast<Address>(bases_[owner]);
+  return {writer, owner, base + share_of_peer(shape_, Protocol::kSimple, writer),
           share_bytes(shape_, Protocol::kSimple)};
 }
 
-// Checks the patterns that the peers wrote to this rank's arena.
+// Checks the patterns that the peers wrote to this rank's channel memory.
 Status Channels::verify(const Findings& all, Upload& upload) {
   for (std::uint32_t peer = 0; peer < mine_.size; ++peer) {
     if (peer == mine_.rank || all[peer][mine_.rank].way != Finding::Way::kReached) continue;
@@ -248,11 +248,11 @@ Status Channels::verify(const Findings& all, Upload& upload) {
     if (!status.ok()) return status;
     if (!agrees) findings_[peer] = {Finding::Way::kCorrupt, kCorrupts};
   }
-  return upload.clear(arena_->memory.address(), arena_->memory.bytes());
+  return upload.clear(channel_memory_->memory.address(), channel_memory_->memory.bytes());
 }
 
 // Two rounds: after the first one every rank has written, after the second one every rank has read.
-// No rank uses channels before the last exchange, which follows the clearing of the arenas.
+// No rank uses channels before the last exchange, which follows the clearing of channel memory.
 Status Channels::find_out(const Exchange& exchange, Status status, Upload& upload, Findings* all) {
   std::vector<std::string> received;
   for (int round = 0; round < 2; ++round) {

@@ -17,7 +17,7 @@
 
 #include "base/clock.h"
 #include "base/status.h"
-#include "device/channels/arena.h"
+#include "device/channels/channel_memory.h"
 #include "device/channels/exchange.h"
 #include "device/channels/reserve.h"
 #include "device/channels/upload.h"

@@ -1,6 +1,6 @@
 // The host proxy: channels between ranks whose devices do not reach each other. A thread moves
-// segments between host memory, which kernels access as if it were a peer's arena, and wires to the
-// hosts of those ranks.
+// segments between host memory, which kernels access as if it were a peer's channel memory, and
+// wires to the hosts of those ranks.
 //
 //   kernel       writes slot and header of an outgoing end
 //   host proxy   sends both, releases the slot     --->   writes slot and header of an incoming end
@@ -29,7 +29,7 @@
 
 #include "base/clock.h"
 #include "base/status.h"
-#include "device/channels/arena.h"
+#include "device/channels/channel_memory.h"
 #include "transport/capabilities.h"
 
 namespace pycoll::device {

@@ -1,7 +1,7 @@
-// The layout of channels in a rank's arena, the memory that peers write to. All ranks compute the
+// The layout of channels in a rank's channel memory, which peers write to. All ranks compute the
 // same layout from the same shape, so they exchange base addresses only.
 //
-// A rank's arena holds, for each peer, channel number, share and protocol:
+// Channel memory holds, for each peer, channel number, share and protocol:
 //   headers and slots   written by that peer, read by the rank
 //   credit              written by that peer: how many of the rank's segments it has released
 #pragma once
@@ -44,22 +44,23 @@ Status check(const Shape& shape);
 
 // Bytes from one slot to the next, for segments of this payload. Requires: a checked shape.
 std::uint32_t slot_stride(const Shape& shape, Protocol protocol);
-// Bytes of one rank's arena. It must be zeroed before first use, and aligned to kGranuleBytes.
-std::uint64_t arena_bytes(const Shape& shape);
+// Bytes of one rank's channel memory. It must be zeroed before first use, and aligned to
+// kGranuleBytes.
+std::uint64_t channel_memory_bytes(const Shape& shape);
 
 // The entry of make_ports() for that end of a channel. Requires: all below the shape's bounds.
 std::uint32_t port_index(const Shape& shape, Protocol protocol, std::uint32_t peer,
                          std::uint32_t number, plan::Direction direction, std::uint32_t share);
-// All ports of `rank`, with steps of zero, ready for one copy to its device memory. `arenas` are
-// the base addresses of all ranks' arenas as this rank sees them, nullptr for ranks out of reach.
+// All ports of `rank`, with steps of zero, ready for one copy to its device memory. `bases` are the
+// addresses of all ranks' channel memory as this rank sees them, nullptr for ranks out of reach.
 // Ports to those and to the rank itself point nowhere.
 std::vector<Port> make_ports(const Shape& shape, std::uint32_t rank,
-                             std::span<std::byte* const> arenas);
-// The offset in an arena of the bytes that `peer` writes in one protocol, and their number.
+                             std::span<std::byte* const> bases);
+// The offset in channel memory of the bytes that `peer` writes in one protocol, and their number.
 std::uint64_t share_of_peer(const Shape& shape, Protocol protocol, std::uint32_t peer);
 std::uint64_t share_bytes(const Shape& shape, Protocol protocol);
 
-// One end of a channel, in an arena or in memory of the host proxy.
+// One end of a channel, in channel memory or in memory of the host proxy.
 struct End {
   Pack* headers;          // kDepth
   std::uint64_t* credit;  // shares a line with `window` only

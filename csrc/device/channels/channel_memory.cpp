@@ -1,4 +1,4 @@
-#include "device/channels/arena.h"
+#include "device/channels/channel_memory.h"
 
 #include <algorithm>
 #include <string>
@@ -50,7 +50,7 @@ std::uint64_t bytes_of_protocols(const Shape& shape, std::uint32_t count) {
   return bytes;
 }
 
-// The offset of the end for `peer` in its rank's arena.
+// The offset of the end for `peer` in its rank's channel memory.
 std::uint64_t end_offset(const Shape& shape, Protocol protocol, std::uint32_t peer,
                          std::uint32_t number, std::uint32_t share) {
   const std::uint64_t index = (std::uint64_t{peer} * shape.numbers + number) * shape.shares + share;
@@ -115,7 +115,9 @@ std::uint32_t slot_stride(const Shape& shape, Protocol protocol) {
   return static_cast<std::uint32_t>(round_up(wire, kGranuleBytes));
 }
 
-std::uint64_t arena_bytes(const Shape& shape) { return bytes_of_protocols(shape, kProtocolCount); }
+std::uint64_t channel_memory_bytes(const Shape& shape) {
+  return bytes_of_protocols(shape, kProtocolCount);
+}
 
 std::uint32_t port_index(const Shape& shape, Protocol protocol, std::uint32_t peer,
                          std::uint32_t number, plan::Direction direction, std::uint32_t share) {
@@ -129,14 +131,14 @@ std::uint32_t port_index(const Shape& shape, Protocol protocol, std::uint32_t pe
 }
 
 std::vector<Port> make_ports(const Shape& shape, std::uint32_t rank,
-                             std::span<std::byte* const> arenas) {
-  PYCOLL_ASSERT(arenas.size() == shape.size && rank < shape.size, "%zu arenas, rank %u",
-                arenas.size(), rank);
+                             std::span<std::byte* const> bases) {
+  PYCOLL_ASSERT(bases.size() == shape.size && rank < shape.size, "%zu bases, rank %u", bases.size(),
+                rank);
   std::vector<Port> ports(2 * kProtocolCount * channels(shape));
-  // The end for `peer` in the arena of `owner`.
+  // The end for `peer` in the channel memory of `owner`.
   const auto end = [&](Protocol protocol, std::uint32_t owner, std::uint32_t peer,
                        std::uint32_t number, std::uint32_t share) {
-    return arenas[owner] + end_offset(shape, protocol, peer, number, share);
+    return bases[owner] + end_offset(shape, protocol, peer, number, share);
   };
   for (std::uint32_t index = 0; index < ports.size(); ++index) {
     std::uint32_t rest = index;
@@ -147,7 +149,7 @@ std::vector<Port> make_ports(const Shape& shape, std::uint32_t rank,
     const std::uint32_t peer = rest % shape.size;
     rest /= shape.size;
     const auto protocol = static_cast<Protocol>(rest / 2);
-    if (peer == rank || arenas[peer] == nullptr) continue;
+    if (peer == rank || bases[peer] == nullptr) continue;
     const bool sends = static_cast<plan::Direction>(rest % 2) == plan::Direction::kSend;
     std::byte* mine = end(protocol, rank, peer, number, share);
     std::byte* theirs = end(protocol, peer, rank, number, share);
