@@ -201,7 +201,7 @@ class _Step:
 
 
 class _Lane:
-    """The rows of a lane, or its leads, or the rows behind these (csrc/plan/FORMAT.md, Leads)."""
+    """The rows of a lane, or its leading rows, or the rows behind these (csrc/plan/FORMAT.md)."""
 
     __slots__ = ("lead", "next", "steps", "tile")
 

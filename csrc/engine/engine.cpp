@@ -187,11 +187,11 @@ void Engine::begin(Pending&& pending, CollectiveRequest* request) {
     return;
   }
   running_.push(std::move(entering));
-  if (running_.size() == 1) lead();
+  if (running_.size() == 1) select_oldest();
 }
 
 // Makes the oldest running collective the one that notices and deadlines concern.
-void Engine::lead() {
+void Engine::select_oldest() {
   sequence_ = running_.front().pending.sequence;
   descriptor_ = running_.front().execution->request().descriptor;
   announced_ = false;
@@ -256,14 +256,14 @@ void Engine::begin_next() {
 // Ends every collective whose rows have run, in order, unless a peer has given it up: all its
 // segments may have come from ranks that have since reported its failure. The operation is finished
 // last, because its owner may then free everything.
-bool Engine::end_leaders() {
+bool Engine::end_oldest() {
   bool any = false;
   while (!running_.empty() && running_.front().over) {
     if (is_given_up(sequence_)) return look_at_notices() || any;
     const Running ended = running_.pop();
     if (ended.busy != nullptr) *ended.busy = false;
     completed_ = ended.pending.sequence;
-    if (!running_.empty()) lead();
+    if (!running_.empty()) select_oldest();
     ended.pending.operation->finish(Status());
     any = true;
   }
@@ -414,7 +414,7 @@ bool Engine::step_collectives(bool all) {
       return true;
     }
   }
-  return end_leaders() || moved;
+  return end_oldest() || moved;
 }
 
 // A rank that waits for a send also receives: two ranks that send to each other, or a ring of

@@ -229,10 +229,10 @@ class Engine final : public ChannelSource {
   void begin(Pending&& pending, CollectiveRequest* request);
   Status enter(Running& entering, CollectiveRequest* request);
   Status bind(Call& call, Call::Run& run, const std::byte* input, std::byte* output);
-  void lead();
+  void select_oldest();
   bool step_collectives(bool all);
   bool runs_call() const { return !running_.empty() && running_.front().pending.call != nullptr; }
-  bool end_leaders();
+  bool end_oldest();
   bool is_given_up(std::uint64_t sequence);
   Mailbox& mailbox_of(int peer);
   void send_at_once(const MessageRequest& request, const std::shared_ptr<Operation>& operation);
@@ -246,7 +246,7 @@ class Engine final : public ChannelSource {
   bool look_at_refusals();
   void look_at_overtaking(Nanoseconds now);
   void tell_refused(transport::Numbers numbers, const std::string& why);
-  void drop_leader(int peer, const transport::Refusals& refusals);
+  void drop_oldest(int peer, const transport::Refusals& refusals);
   bool has_more_of(int peer);
   bool look_at_links(bool moved);
   void look_at_deadlines(Nanoseconds now);

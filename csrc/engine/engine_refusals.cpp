@@ -86,25 +86,25 @@ bool Engine::look_at_refusals() {
     if (link == nullptr) continue;
     const Refusals refusals = link->newest().refusals;
     if (!refuses(refusals, sequence_)) continue;
-    drop_leader(peer, refusals);
+    drop_oldest(peer, refusals);
     return true;
   }
   return false;
 }
 
-void Engine::drop_leader(int peer, const Refusals& refusals) {
+void Engine::drop_oldest(int peer, const Refusals& refusals) {
   const std::string why = why_of(refusals, sequence_);
   const Status status = refusal_verdict(peer, sequence_, why, options_.names);
-  Running& leader = running_.front();
-  const CollectiveRequest& request = leader.execution->request();
-  const bool bound = leader.pending.call != nullptr;
-  const std::byte* input = bound ? leader.pending.input : request.input.data;
-  const std::byte* output = bound ? leader.pending.output : request.output.data;
+  Running& oldest = running_.front();
+  const CollectiveRequest& request = oldest.execution->request();
+  const bool bound = oldest.pending.call != nullptr;
+  const std::byte* input = bound ? oldest.pending.input : request.input.data;
+  const std::byte* output = bound ? oldest.pending.output : request.output.data;
   for (const auto& medium : options_.transports) medium->let_go(transport::LetGo::kHandedOver);
-  bool may_drop = leader.execution->can_drop(input, output);
+  bool may_drop = oldest.execution->can_drop(input, output);
   // Operations that began after this one have counted it, and the order of their
   // segments depends on the count.
-  for (std::size_t index = 1; index < running_.size() && leader.execution->traversals(); ++index) {
+  for (std::size_t index = 1; index < running_.size() && oldest.execution->traversals(); ++index) {
     may_drop &= !running_[index].execution->traversals();
   }
   if (!may_drop) {
@@ -114,10 +114,10 @@ void Engine::drop_leader(int peer, const Refusals& refusals) {
   for (const Numbers& one : refusals.ranges) {
     if (one.contains(sequence_)) dropped_.add(one);
   }
-  leader.execution->drop();
+  oldest.execution->drop();
   const Running ended = running_.pop();
   if (ended.busy != nullptr) *ended.busy = false;
-  if (!running_.empty()) lead();
+  if (!running_.empty()) select_oldest();
   ended.pending.operation->finish(status);
   begin_next();
 }

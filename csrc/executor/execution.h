@@ -118,12 +118,12 @@ class Execution {
 
  private:
   // A lane of the plan, or one of its two halves: the leading rows, which may run tiles ahead
-  // (FORMAT.md, Leads), or the rows behind them.
+  // (FORMAT.md, Leading rows), or the rows behind them.
   struct Lane {
     std::uint32_t begin = 0;
     std::uint32_t end = 0;
-    bool led = false;         // the Lane in front of it holds its leading rows
-    std::uint64_t ahead = 0;  // of leading rows: see tiles_ahead()
+    bool follows_leading = false;  // the Lane in front of it holds its leading rows
+    std::uint64_t ahead = 0;       // of leading rows: see tiles_ahead()
     std::uint32_t next = 0;
     std::uint32_t handed_over = 0;  // bit i: send i of the current row is already sent
     std::uint32_t apart = 0;  // bit i: and occupies no slot buffer (exposed or written directly)
@@ -173,9 +173,9 @@ class Execution {
   [[nodiscard]] bool pass_on_rest();
   [[nodiscard]] bool skips(const Port& port, std::uint64_t sequence);
   Progress advance_lane(std::size_t number, int rows);
-  bool waits_for_lead(std::size_t number) const;
+  bool waits_for_leading(std::size_t number) const;
   bool is_far_ahead(std::size_t number) const;
-  std::uint64_t tiles_ahead(std::span<const plan::Row> leads) const;
+  std::uint64_t tiles_ahead(std::span<const plan::Row> leading) const;
   Progress run_row(Lane& lane);
   [[nodiscard]] bool segment_of(const BoundRow& bound, std::uint64_t tile, std::uint64_t* offset,
                                 std::uint64_t* length) const;
@@ -263,7 +263,7 @@ void Execution::visit_blocking(Visit visit) const {
     const Lane& lane = lanes_[number];
     if (lane.next == lane.end) continue;
     all_done = false;
-    if (waits_for_lead(number)) continue;
+    if (waits_for_leading(number)) continue;
     const plan::Row& row = *bound_.rows()[lane.next].row;
     bool arrived = true;
     for (int i = 0; i < row.recv_count; ++i) {

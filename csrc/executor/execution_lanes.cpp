@@ -6,8 +6,8 @@
 namespace pycoll::executor {
 namespace {
 
-// Leads to several peers run at most this many bytes ahead, but at least two tiles, so that the
-// link is never idle. Further ahead, sockets would decide which peer gets its segments first.
+// Leading rows to several peers run at most this many bytes ahead, but at least two tiles, so that
+// the link is never idle. Further ahead, sockets would decide which peer gets its segments first.
 constexpr std::uint64_t kAheadBytes = 512 * 1024, kAheadTilesMin = 2;
 
 }  // namespace
@@ -16,28 +16,28 @@ constexpr std::uint64_t kAheadBytes = 512 * 1024, kAheadTilesMin = 2;
 // of their own, so that they can run tiles ahead.
 void Execution::make_lanes() {
   const auto rows = request_.plan->plan().rows;
-  const std::vector<std::uint32_t>& leads = request_.plan->leads();
+  const std::vector<std::uint32_t>& leading_rows = request_.plan->leading_rows();
   lanes_.clear();
   std::uint32_t index = 0;
-  for (std::uint32_t lane = 0; lane < leads.size(); ++lane) {
-    const bool led = leads[lane] != 0 && bound_.tiles() > 1;
-    if (led) {
-      Lane& lead = lanes_.emplace_back();
-      lead.begin = index;
-      index += leads[lane];
-      lead.end = index;
-      lead.ahead = tiles_ahead(rows.subspan(lead.begin, leads[lane]));
+  for (std::uint32_t lane = 0; lane < leading_rows.size(); ++lane) {
+    const bool has_leading = leading_rows[lane] != 0 && bound_.tiles() > 1;
+    if (has_leading) {
+      Lane& leading = lanes_.emplace_back();
+      leading.begin = index;
+      index += leading_rows[lane];
+      leading.end = index;
+      leading.ahead = tiles_ahead(rows.subspan(leading.begin, leading_rows[lane]));
     }
     const std::uint32_t begin = index;
     while (index < rows.size() && rows[index].lane == lane) ++index;
-    lanes_.push_back({begin, index, led});
+    lanes_.push_back({begin, index, has_leading});
   }
 }
 
 // How many tiles the leading rows may run ahead; 0: as far as their channel has free slot buffers.
-std::uint64_t Execution::tiles_ahead(std::span<const plan::Row> leads) const {
+std::uint64_t Execution::tiles_ahead(std::span<const plan::Row> leading) const {
   std::uint64_t segments = 0;
-  for (const plan::Row& row : leads) segments += row.send_count;
+  for (const plan::Row& row : leading) segments += row.send_count;
   if (segments <= 1) return 0;
   return std::max(kAheadTilesMin, kAheadBytes / (segments * request_.segment_bytes));
 }
@@ -78,7 +78,7 @@ Progress Execution::advance() {
 Progress Execution::advance_lane(std::size_t number, int rows) {
   Lane& lane = lanes_[number];
   for (int run = 0; run < rows; ++run) {
-    const bool waits = waits_for_lead(number) || is_far_ahead(number);
+    const bool waits = waits_for_leading(number) || is_far_ahead(number);
     const Progress progress = waits ? Progress::kBlocked : run_row(lane);
     if (progress == Progress::kBlocked) return run > 0 ? Progress::kMoved : Progress::kBlocked;
     if (progress != Progress::kMoved) return progress;
@@ -103,11 +103,11 @@ bool Execution::is_far_ahead(std::size_t number) const {
   return lane.ahead != 0 && lane.tile >= lanes_[number + 1].tile + lane.ahead;
 }
 
-bool Execution::waits_for_lead(std::size_t number) const {
+bool Execution::waits_for_leading(std::size_t number) const {
   const Lane& lane = lanes_[number];
-  if (!lane.led) return false;
-  const Lane& lead = lanes_[number - 1];
-  return lead.next != lead.end && lead.tile <= lane.tile;
+  if (!lane.follows_leading) return false;
+  const Lane& leading = lanes_[number - 1];
+  return leading.next != leading.end && leading.tile <= lane.tile;
 }
 
 }  // namespace pycoll::executor

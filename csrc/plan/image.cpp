@@ -15,7 +15,7 @@ Status Image::load(std::span<const std::byte> bytes, std::shared_ptr<const Image
   Status status = validate({start, bytes.size()}, &made->plan_);
   if (!status.ok()) return status;
   made->direct_writes_ = direct_writes_of(made->plan_);
-  made->leads_ = leads_of(made->plan_);
+  made->leading_rows_ = count_leading_rows(made->plan_);
   *image = std::move(made);
   return status;
 }

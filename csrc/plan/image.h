@@ -8,7 +8,7 @@
 
 #include "base/status.h"
 #include "plan/direct_writes.h"
-#include "plan/leads.h"
+#include "plan/leading_rows.h"
 #include "plan/plan.h"
 
 namespace pycoll::plan {
@@ -22,8 +22,8 @@ class Image {
   const Plan& plan() const { return plan_; }
   const Header& header() const { return *plan_.header; }
   const DirectWrites& direct_writes() const { return direct_writes_; }
-  // Number of leading rows by lane; see leads.h.
-  const std::vector<std::uint32_t>& leads() const { return leads_; }
+  // Number of leading rows by lane; see leading_rows.h.
+  const std::vector<std::uint32_t>& leading_rows() const { return leading_rows_; }
 
  private:
   Image() = default;
@@ -31,7 +31,7 @@ class Image {
   std::vector<std::uint64_t> words_;  // the plan's bytes, aligned for every field
   Plan plan_{};
   DirectWrites direct_writes_;
-  std::vector<std::uint32_t> leads_;
+  std::vector<std::uint32_t> leading_rows_;
 };
 
 }  // namespace pycoll::plan

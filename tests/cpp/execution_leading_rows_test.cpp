@@ -1,6 +1,6 @@
 // Rows that lead a lane: which they are, that they run tiles ahead as far as channels have room,
 // and that nobody can tell by the result.
-#include "plan/leads.h"
+#include "plan/leading_rows.h"
 
 #include "engine_ranks.h"
 
@@ -27,7 +27,8 @@ std::uint32_t slot_buffer_in(transport::SendChannel& channel) {
 
 // Rank 0 of two: sends chunk 0 of `source`, which it may also copy, then receives. `back`: the
 // channel of a token that goes out last, or none.
-std::vector<std::uint32_t> leads_of(plan::Buffer source, bool copies, const std::uint16_t* back) {
+std::vector<std::uint32_t> leading_rows_of(plan::Buffer source, bool copies,
+                                           const std::uint16_t* back) {
   PlanBuilder builder(Collective::kAllReduce, 2, 0);
   const std::uint16_t to = builder.send(1), from = builder.recv(1);
   plan::Row& first = builder.row(0, {}, {to});
@@ -38,29 +39,33 @@ std::vector<std::uint32_t> leads_of(plan::Buffer source, bool copies, const std:
     if (*back != to) builder.send(1, *back);
     builder.row(plan::kToken, {}, {*back == to ? to : std::uint16_t{2}});
   }
-  return load(builder)->leads();
+  return load(builder)->leading_rows();
 }
 
 }  // namespace
 
-TEST(what_leads_a_lane) {
-  using Leads = std::vector<std::uint32_t>;
+TEST(which_rows_lead_a_lane) {
+  using Counts = std::vector<std::uint32_t>;
   const std::uint16_t same = 0, another = 3;
-  CHECK(leads_of(plan::Buffer::kInput, false, nullptr) == Leads{1}, "a row that sends input");
-  CHECK(leads_of(plan::Buffer::kInput, false, &another) == Leads{1}, "and a token elsewhere");
-  CHECK(leads_of(plan::Buffer::kInput, false, &same) == Leads{0}, "a channel that is used later");
-  CHECK(leads_of(plan::Buffer::kOutput, false, nullptr) == Leads{0}, "output");
-  CHECK(leads_of(plan::Buffer::kInput, true, nullptr) == Leads{0}, "a row that writes");
-  CHECK(ring_plan(4, 1)->leads() == Leads{0}, "a ring goes on where it began");
+  CHECK(leading_rows_of(plan::Buffer::kInput, false, nullptr) == Counts{1},
+        "a row that sends input");
+  CHECK(leading_rows_of(plan::Buffer::kInput, false, &another) == Counts{1},
+        "and a token elsewhere");
+  CHECK(leading_rows_of(plan::Buffer::kInput, false, &same) == Counts{0},
+        "a channel that is used later");
+  CHECK(leading_rows_of(plan::Buffer::kOutput, false, nullptr) == Counts{0}, "output");
+  CHECK(leading_rows_of(plan::Buffer::kInput, true, nullptr) == Counts{0}, "a row that writes");
+  CHECK(ring_plan(4, 1)->leading_rows() == Counts{0}, "a ring goes on where it began");
   PlanBuilder sender(Collective::kAllReduce, 2, 0);
   take(sender.row(0, {}, {sender.send(1)}), plan::Buffer::kInput, 0);
   take(sender.row(0, {}, {sender.send(1, 1)}, 1), plan::Buffer::kInput, 0);
   put(sender.row(0, {sender.recv(1)}, {}, 1), plan::Buffer::kOutput, 0);
   sender.header.lane_count = 2;
-  CHECK(load(sender)->leads() == (Leads{0, 1}), "a lane that only sends has nobody to lead");
+  CHECK(load(sender)->leading_rows() == (Counts{0, 1}),
+        "a lane that only sends has no leading rows");
 }
 
-TEST(leads_run_ahead_while_there_is_room) {
+TEST(leading_rows_run_ahead_while_there_is_room) {
   for (const std::size_t tiles : {1u, 2u, 3u, 9u}) {
     Ranks ranks(2);
     std::vector<Element> data = input_of(0, 0, tiles * kElementsPerTile);
@@ -73,9 +78,9 @@ TEST(leads_run_ahead_while_there_is_room) {
   }
 }
 
-// Three peers share the link: the leads stay within 512 KiB, which are two tiles of 3 * 64 KiB, or
-// three of 3 * 56 KiB, both less than a channel holds.
-TEST(leads_to_several_peers_stay_near) {
+// Three peers share the link: the leading rows stay within 512 KiB, which are two tiles of 3 * 64
+// KiB, or three of 3 * 56 KiB, both less than a channel holds.
+TEST(leading_rows_to_several_peers_stay_near) {
   for (const std::size_t segment :
        {transport::kSegmentBytesMax, transport::kSegmentBytesMax / 8 * 7}) {
     Ranks ranks(4);

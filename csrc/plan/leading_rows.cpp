@@ -1,4 +1,4 @@
-#include "plan/leads.h"
+#include "plan/leading_rows.h"
 
 #include <algorithm>
 
@@ -17,27 +17,28 @@ bool shares_channel(const Row& a, const Row& b) {
   });
 }
 
-std::uint32_t leads_of(std::span<const Row> lane) {
+std::uint32_t count_leading_rows(std::span<const Row> lane) {
   const auto end = std::find_if_not(lane.begin(), lane.end(), only_sends_input);
   if (end == lane.end()) return 0;
-  const bool shared = std::any_of(lane.begin(), end, [&](const Row& lead) {
-    return std::any_of(end, lane.end(), [&](const Row& row) { return shares_channel(lead, row); });
+  const bool shared = std::any_of(lane.begin(), end, [&](const Row& leading) {
+    return std::any_of(end, lane.end(),
+                       [&](const Row& row) { return shares_channel(leading, row); });
   });
   return shared ? 0 : static_cast<std::uint32_t>(end - lane.begin());
 }
 
 }  // namespace
 
-std::vector<std::uint32_t> leads_of(const Plan& plan) {
-  std::vector<std::uint32_t> leads;
+std::vector<std::uint32_t> count_leading_rows(const Plan& plan) {
+  std::vector<std::uint32_t> counts;
   auto begin = plan.rows.begin();
   for (std::uint32_t lane = 0; lane < plan.header->lane_count; ++lane) {
     const auto end =
         std::find_if(begin, plan.rows.end(), [lane](const Row& row) { return row.lane != lane; });
-    leads.push_back(leads_of(std::span<const Row>(begin, end)));
+    counts.push_back(count_leading_rows(std::span<const Row>(begin, end)));
     begin = end;
   }
-  return leads;
+  return counts;
 }
 
 }  // namespace pycoll::plan
