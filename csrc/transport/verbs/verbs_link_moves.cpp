@@ -74,7 +74,7 @@ void VerbsLink::post_segment(VerbsSendChannel& channel) {
   auto* header = reinterpret_cast<SlotHeader*>(rail.outgoing(slot + kHeaderAt));
   const std::size_t bytes = header->header.bytes;
   const VerbsSendChannel::Route route = channel.route();
-  const bool written_directly = route.to != Passage::kSlotBuffer;
+  const bool direct = route.to != Passage::kSlotBuffer;
   const bool alike = !direct && header->header == rail.last_sent && !owes_credits(rail);
   rail.last_sent = header->header;
   if (!alike) write_credits(rail, header);
@@ -228,7 +228,7 @@ bool VerbsLink::receive_segment(Rail& rail, Immediate what, std::uint32_t bytes)
     std::memcpy(&arrived, rail.incoming(slot + kHeaderAt), sizeof(arrived));
   }
   const std::size_t payload = arrived.header.bytes;
-  const bool written_directly = what.kind == Kind::kWrittenDirectly;
+  const bool direct = what.kind == Kind::kWrittenDirectly;
   if (direct && !granted_) return malformed("a payload was placed where nothing is granted");
   // The bytes that the message must have; a payload in the region arrived before it.
   const std::size_t expected = (headed ? sizeof(arrived) : 0) + (direct ? 0 : payload);
