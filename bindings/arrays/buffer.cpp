@@ -30,7 +30,7 @@ constexpr Known kKnown[] = {
     {DType::kComplex64, Kind::kComplex}, {DType::kComplex128, Kind::kComplex},
 };
 
-std::string supported() {
+std::string list_supported() {
   std::string text;
   for (int value = 0; value < kDTypeCount; ++value) {
     if (value != 0) text += ", ";
@@ -54,7 +54,7 @@ void refuse(std::string_view name, const std::string& what) {
 }
 
 void refuse_dtype(std::string_view name, const std::string& dtype) {
-  refuse(name, "has dtype " + dtype + ", which pycoll cannot move; it moves " + supported());
+  refuse(name, "has dtype " + dtype + ", which pycoll cannot move; it moves " + list_supported());
 }
 
 void refuse_byte_order(std::string_view name, const std::string& dtype) {

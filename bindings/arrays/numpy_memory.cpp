@@ -88,7 +88,7 @@ void** exported_functions() {
 }
 
 template <typename Function>
-Function* exported(void** functions, int place) {
+Function* function_at(void** functions, int place) {
   return reinterpret_cast<Function*>(functions[place]);
 }
 
@@ -202,8 +202,8 @@ SharedBlock::SharedBlock() {
   void** functions = nullptr;
   refusal_ = prepare(&functions);
   if (!refusal_.empty()) return;
-  const auto get = exported<PyObject*()>(functions, kGetHandler);
-  const auto set = exported<PyObject*(PyObject*)>(functions, kSetHandler);
+  const auto get = function_at<PyObject*()>(functions, kGetHandler);
+  const auto set = function_at<PyObject*(PyObject*)>(functions, kSetHandler);
   const auto now = py::reinterpret_steal<py::object>(get());
   if (const DataHandler* found = handler_in(now); !is_ours(found)) {
     refusal_ = std::string("this thread has another allocator of NumPy's, ") + found->name;
@@ -225,7 +225,7 @@ void SharedBlock::unshare() { unshare_one(blocks, std::exchange(arena_, nullptr)
 
 void SharedBlock::leave() {
   if (!before_) return;
-  const auto set = exported<PyObject*(PyObject*)>(exported_functions(), kSetHandler);
+  const auto set = function_at<PyObject*(PyObject*)>(exported_functions(), kSetHandler);
   const py::object before = std::exchange(before_, py::object());
   if (!py::reinterpret_steal<py::object>(set(before.ptr()))) throw py::error_already_set();
   unshare();

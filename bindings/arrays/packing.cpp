@@ -71,7 +71,7 @@ void with_copy(std::size_t run, const Use& use) {
   }
 }
 
-BufferView packed(const BufferView& view) {
+BufferView pack_one(const BufferView& view) {
   if (view.contiguous) return view;
   BufferView copy;
   copy.dtype = view.dtype;
@@ -163,7 +163,7 @@ void scatter_elements(const std::byte* source, const BufferView& view) {
 }
 
 void bind_packing(py::module_& module) {
-  module.def("packed", &packed, py::arg("view"),
+  module.def("packed", &pack_one, py::arg("view"),
              "The view itself if it is contiguous, else a contiguous copy.");
   module.def("pack", &pack, py::arg("views"), py::arg("target"),
              "Copy the views one behind the other into `target`, which has exactly their bytes.");

@@ -28,7 +28,7 @@ void require_numbers(const BufferView& view, const char* name, bool writable = f
 
 // Arrays that native code indexes as such must be aligned; others may lie anywhere.
 template <typename T>
-T* aligned(const BufferView& view, const char* name) {
+T* need_aligned(const BufferView& view, const char* name) {
   require_rows(reinterpret_cast<std::uintptr_t>(view.data) % alignof(T) == 0,
                std::string(name) + " must be aligned");
   return reinterpret_cast<T*>(view.data);
@@ -45,8 +45,8 @@ kernels::RowIndex index_of(const BufferView& slots, const BufferView& ids, std::
   require_numbers(ids, "ids");
   require_rows(count <= ids.count, "count is " + std::to_string(count) + ": expected at most " +
                                        std::to_string(ids.count));
-  return {aligned<std::int64_t>(slots, "slots"), slots.count, aligned<std::int64_t>(ids, "ids"),
-          count};
+  return {need_aligned<std::int64_t>(slots, "slots"), slots.count,
+          need_aligned<std::int64_t>(ids, "ids"), count};
 }
 
 std::size_t find_rows(const BufferView& slots, const BufferView& ids, std::size_t count,
@@ -171,9 +171,12 @@ std::size_t spread_ids(const BufferView& ids, std::size_t shards, const BufferVi
   require_rows(slots.dtype == DType::kInt32 && slots.contiguous && slots.writable &&
                    is_power_of_2(slots.count) && slots.count > ids.count,
                "slots must be int32, in one piece, writable, and a power of 2 above ids");
-  const kernels::SpreadIds result{
-      different.data, places.data, firsts.data, bounds.data, aligned<std::int32_t>(slots, "slots"),
-      slots.count};
+  const kernels::SpreadIds result{different.data,
+                                  places.data,
+                                  firsts.data,
+                                  bounds.data,
+                                  need_aligned<std::int32_t>(slots, "slots"),
+                                  slots.count};
   const ReleasedGil release;
   return kernels::spread_ids(ids.data, ids.count, shards, result);
 }
@@ -186,8 +189,8 @@ void count_ids(const BufferView& known, const BufferView& counts, std::size_t ke
   require_rows(known.count == counts.count && is_power_of_2(known.count) && kept >= 1 &&
                    kept <= known.count / 4,
                "known and counts must have a power of 2 entries, at least 4 times kept");
-  const kernels::IdCounts table{aligned<std::int64_t>(known, "known"),
-                                aligned<std::int64_t>(counts, "counts"), known.count, kept};
+  const kernels::IdCounts table{need_aligned<std::int64_t>(known, "known"),
+                                need_aligned<std::int64_t>(counts, "counts"), known.count, kept};
   const ReleasedGil release;
   kernels::count_ids(table, ids.data, ids.count);
 }

@@ -48,7 +48,7 @@ RequestHandle make_request(const PlanHandle& plan, int dtype, int op,
   }
   if (user_op != nullptr) {
     request.combine = user_op->combine();
-    request.reduction_failed = user_op->failed();
+    request.reduction_failed = user_op->failure_flag();
   } else {
     const bool averages = descriptor.op == ReduceOp::kAvg;
     // The average of one rank's array is the array itself.

@@ -13,7 +13,7 @@ namespace pycoll::bindings {
 namespace {
 
 // A handle without ownership; the caller keeps `operation` alive until it has ended.
-std::shared_ptr<engine::Operation> borrowed(engine::Operation& operation) {
+std::shared_ptr<engine::Operation> borrow(engine::Operation& operation) {
   return {std::shared_ptr<engine::Operation>(), &operation};
 }
 
@@ -43,13 +43,13 @@ Status run_bound(CommunicatorHandle& handle, const std::shared_ptr<engine::Call>
   const Nanoseconds timeout = handle.timeout();
   engine::Operation operation;
   operation.belongs_to(arrays);
-  const bool started = native.try_start(call, input, output, borrowed(operation), timeout,
+  const bool started = native.try_start(call, input, output, borrow(operation), timeout,
                                         handle.alone ? kSpin : 0, false);
   if (started && operation.done()) return operation.status();
   std::shared_ptr<engine::Call> held = call;  // other threads may drop the call meanwhile
   const ReleasedGil release;
   if (started) return native.drive(operation, kForever, signal_raised);
-  return native.run(std::move(held), input, output, borrowed(operation), timeout, signal_raised);
+  return native.run(std::move(held), input, output, borrow(operation), timeout, signal_raised);
 }
 
 std::shared_ptr<engine::Operation> start_bound(CommunicatorHandle& handle,

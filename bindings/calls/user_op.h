@@ -13,15 +13,15 @@ namespace pycoll::bindings {
 
 // Calls function(target, source) with two NumPy arrays; the function leaves "target op source" in
 // target. The kernel takes the GIL for each call. The first exception of the function is kept, and
-// failed() is true from then on: the operation fails on every rank. The object lives at least as
-// long as the operations that use it, because their caller or the communicator owns it.
+// failure_flag() is true from then on: the operation fails on every rank. The object lives at least
+// as long as the operations that use it, because their caller or the communicator owns it.
 class UserOp {
  public:
   UserOp(pybind11::object function, pybind11::object dtype)
       : function_(std::move(function)), dtype_(std::move(dtype)) {}
 
   kernels::Combine combine();
-  const std::atomic<bool>* failed() const { return &failed_; }
+  const std::atomic<bool>* failure_flag() const { return &failed_; }
 
   // Whether this thread is inside a user's reduction. Requires: the GIL.
   static bool running() { return inside_count != 0 && inside(); }

@@ -92,7 +92,7 @@ void attach_verbs(VerbsHandle& handle, int peer, const py::bytes& address, int l
 }
 
 py::tuple registered_by_verbs(const VerbsHandle& handle) {
-  const transport::verbs::RegistrationFacts facts = handle.verbs->registered();
+  const transport::verbs::RegistrationFacts facts = handle.verbs->registration_facts();
   return py::make_tuple(facts.pinned_bytes, facts.refusal);
 }
 

@@ -196,7 +196,7 @@ std::shared_ptr<Mark> run_messages(const DeviceHandle& self, const PlanHandle& p
 
 bool has_passed(const DeviceHandle& self, const Mark& mark) {
   bool is_past = false;
-  raise_if_failed(self.native().passed(mark, &is_past), "wait");
+  raise_if_failed(self.native().check_passed(mark, &is_past), "wait");
   return is_past;
 }
 

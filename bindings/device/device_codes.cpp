@@ -19,7 +19,7 @@ T* pointer_of(const py::handle& address) {
 }
 
 // The codec and the codes, which all steps have.
-device::Coding begun(device::Coding::Step step, const py::tuple& words) {
+device::Coding begin_coding(device::Coding::Step step, const py::tuple& words) {
   device::Coding made{};
   made.step = step;
   made.codec = words[1].cast<const BoundCodec&>().codec;
@@ -47,7 +47,7 @@ std::optional<device::Coding> coding_of(const py::tuple& words) {
   using Step = device::Coding::Step;
   const auto kind = words[0].cast<std::string>();
   if (kind == "encode") {
-    device::Coding made = begun(Step::kEncode, words);
+    device::Coding made = begin_coding(Step::kEncode, words);
     take_values(&made, words);
     made.rests = pointer_of<float>(words[7]);
     made.parts = words[8].cast<std::uint32_t>();
@@ -57,7 +57,7 @@ std::optional<device::Coding> coding_of(const py::tuple& words) {
     return made;
   }
   if (kind == "fold") {
-    device::Coding made = begun(Step::kFold, words);
+    device::Coding made = begin_coding(Step::kFold, words);
     take_values(&made, words);
     take_result(&made, words, 7);
     made.rows = words[9].cast<std::uint32_t>();
@@ -66,21 +66,21 @@ std::optional<device::Coding> coding_of(const py::tuple& words) {
     return made;
   }
   if (kind == "total") {
-    device::Coding made = begun(Step::kTotal, words);
+    device::Coding made = begin_coding(Step::kTotal, words);
     take_values(&made, words);
     take_result(&made, words, 7);
     made.rows = words[9].cast<std::uint32_t>();
     return made;
   }
   if (kind == "correct") {
-    device::Coding made = begun(Step::kCorrect, words);
+    device::Coding made = begin_coding(Step::kCorrect, words);
     take_values(&made, words);
     made.result = pointer_of<std::byte>(words[7]);
     made.factor = words[8].cast<float>();
     return made;
   }
   if (kind == "decode") {
-    device::Coding made = begun(Step::kDecode, words);
+    device::Coding made = begin_coding(Step::kDecode, words);
     take_result(&made, words, 5);
     made.parts = words[7].cast<std::uint32_t>();
     return made;

@@ -121,7 +121,7 @@ std::vector<std::shared_ptr<Staging::Message>> begin_messages(
 
 bool message_passed(const StagingHandle& self, const Staging::Message& message) {
   bool is_past = false;
-  self.run([&](const Staging& native) { return native.passed(message, &is_past); });
+  self.run([&](const Staging& native) { return native.check_passed(message, &is_past); });
   return is_past;
 }
 

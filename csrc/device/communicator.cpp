@@ -141,7 +141,7 @@ Status Communicator::run(const Job& job, StreamHandle stream, std::uint64_t capt
   const auto behind = [this] {
     return [this, last = last_] {
       bool is_past = true;
-      if (last != nullptr) (void)passed(*last, &is_past);
+      if (last != nullptr) (void)check_passed(*last, &is_past);
       return is_past;
     };
   };
@@ -154,7 +154,7 @@ Status Communicator::run(const Job& job, StreamHandle stream, std::uint64_t capt
   loaded->captured |= capture != 0;
   Call call{request.input.data, request.output.data};
   if (request.parts.empty() && loaded->program.direct_writes != nullptr) {
-    call.registered = registered(request.output.data, request.output.bytes);
+    call.registered = find_registered(request.output.data, request.output.bytes);
     call.output_bytes = request.output.bytes;
   }
   ListCall list;
@@ -267,7 +267,7 @@ Status Communicator::join(const Mark& mark, StreamHandle stream) {
   return driver_check(options_.gpu->driver().stream_wait(stream, mark.event_, 0), "join streams");
 }
 
-Status Communicator::passed(const Mark& mark, bool* passed) {
+Status Communicator::check_passed(const Mark& mark, bool* passed) {
   *passed = true;
   if (mark.capture_ != 0) {
     return invalid_argument(

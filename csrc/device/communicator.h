@@ -100,7 +100,7 @@ class Communicator {
   // Work put in `stream` from now on waits for the mark; the host does not.
   Status join(const Mark& mark, StreamHandle stream);
   // Whether the device has passed the mark; the failure if there is one.
-  Status passed(const Mark& mark, bool* passed);
+  Status check_passed(const Mark& mark, bool* passed);
 
   // Registers arrays that peers may write results to; see registry.h. A collective call.
   Status enter_arrays(const Exchange& exchange, const std::vector<Registry::Array>& arrays,
@@ -109,7 +109,7 @@ class Communicator {
   Status lapse(std::uint32_t number);
   // The number of the registered array that contains all of that memory, else kNotRegistered.
   // Requires: the GPU's context is current.
-  std::uint64_t registered(const std::byte* address, std::uint64_t bytes) const {
+  std::uint64_t find_registered(const std::byte* address, std::uint64_t bytes) const {
     return registry_->find(address, bytes);
   }
   // Lapsed numbers to whose arrays no peer writes any more, so that the caller may release the

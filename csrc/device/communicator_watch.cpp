@@ -45,7 +45,7 @@ void Communicator::look_at_host() {
   Status status = options_.host.look(watch_->operation(), patient);
   // The host knows how a peer died; a wire may also break while both its ends live.
   if (status.ok() && !patient && channels_->host_proxy() != nullptr) {
-    status = channels_->host_proxy()->lost(watch_->operation());
+    status = channels_->host_proxy()->describe_loss(watch_->operation());
   }
   if (!status.ok()) watch_->give_up(std::move(status));
 }
@@ -84,7 +84,7 @@ Status Communicator::await_quiet(Nanoseconds patience) {
   if (last_ == nullptr) return Status();
   const Nanoseconds begin = options_.clock->now();
   for (bool is_past = false;;) {
-    Status status = passed(*last_, &is_past);
+    Status status = check_passed(*last_, &is_past);
     if (is_past || !status.ok()) return status;
     if (options_.clock->now() - begin >= patience) {
       return Status::error(Code::kTimeout, "the device still runs");
@@ -153,7 +153,7 @@ bool Communicator::is_quiet_since(std::uint32_t number) {
   const Code code = failure().code();
   if (code != Code::kOk && code != Code::kClosed) return false;
   bool is_past = true;
-  if (one.behind != nullptr) (void)passed(*one.behind, &is_past);
+  if (one.behind != nullptr) (void)check_passed(*one.behind, &is_past);
   if (!is_past) return false;
   for (std::size_t block = 0; block < one.beats.size(); ++block) {
     const bool ran = one.beats[block] % 2 != 0;

@@ -144,7 +144,7 @@ Status Communicator::foreign() const {
                        "it: call pycoll.init() in the child, or start it with spawn");
 }
 
-std::shared_ptr<Operation> Communicator::ended(Status status) {
+std::shared_ptr<Operation> Communicator::make_ended(Status status) {
   auto operation = std::make_shared<Operation>();
   operation->finish(std::move(status));
   return operation;
@@ -214,12 +214,12 @@ Status Communicator::drive_locked(std::unique_lock<Gate>& lock, const Operation&
   const Nanoseconds begin = patience == kForever ? 0 : clock_->now();
   Nanoseconds asked = 0;
   while (!operation.done()) {
-    if (gate_.wanted()) gate_.give_way();
+    if (gate_.is_wanted()) gate_.give_way();
     const bool driving = driver() == &me;
     const Look found = driving ? look(strategy) : Look::kQuiet;
     if (found == Look::kBusy) continue;
     if (operation.done()) break;
-    if (found == Look::kQuiet && driving && patience == kForever && strategy.hurried()) {
+    if (found == Look::kQuiet && driving && patience == kForever && strategy.is_hurried()) {
       rest(lock, strategy);
       continue;
     }
@@ -276,14 +276,15 @@ Communicator::Look Communicator::look(WaitStrategy& strategy) {
     if (poll && engine_->poll()) strategy.reset();
     relax();
   } else {
-    strategy.looked();
-    const bool moved = strategy.hurried() ? engine_->move_bytes(strategy.asks()) : engine_->watch();
+    strategy.note_look();
+    const bool moved =
+        strategy.is_hurried() ? engine_->move_bytes(strategy.asks()) : engine_->watch();
     if (!moved) return Look::kQuiet;
     strategy.reset();
     tell_ended();
   }
   if (!strategy.overdue()) return Look::kBusy;
-  strategy.looked();
+  strategy.note_look();
   (void)engine_->watch();
   tell_ended();
   return Look::kOverdue;
@@ -323,7 +324,7 @@ void Communicator::rest(std::unique_lock<Gate>& lock, WaitStrategy& strategy) {
     } else {
       leaves ? leave_core() : void(sched_yield());
     }
-    if (!oversubscribed_ && !leaves) strategy.yielded(clock_->now() - begin);
+    if (!oversubscribed_ && !leaves) strategy.note_yield(clock_->now() - begin);
     lock.lock();
   } else if (sleeping_ || stopping_) {
     changed_.wait_for(lock, kSleep);

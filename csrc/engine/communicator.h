@@ -68,13 +68,13 @@ class Communicator {
   // until the operation is done. kTransport, with nothing started, if the thread cannot be created.
   template <typename Request>
   std::shared_ptr<Operation> start(Request&& request, Nanoseconds timeout) {
-    if (Status status = foreign(); !status.ok()) return ended(std::move(status));
+    if (Status status = foreign(); !status.ok()) return make_ended(std::move(status));
     const std::lock_guard<Gate> lock(gate_);
     if (Status status = start_progress_thread(); !status.ok()) {
       if constexpr (std::is_same_v<std::decay_t<Request>, CollectiveRequest>) {
         engine_->refuse(status.message());
       }
-      return ended(std::move(status));
+      return make_ended(std::move(status));
     }
     auto operation = engine_->start(std::forward<Request>(request), timeout);
     if (!operation->done()) call_driver();
@@ -161,7 +161,7 @@ class Communicator {
 
   Communicator(std::unique_ptr<Engine> engine, std::shared_ptr<Clock> clock, int cores);
   ~Communicator() = default;
-  static std::shared_ptr<Operation> ended(Status status);
+  static std::shared_ptr<Operation> make_ended(Status status);
   bool probe_locked(std::unique_lock<Gate>& lock, const ProbeRequest& request, Nanoseconds patience,
                     const Interrupted& interrupted, Status* status);
   bool is_foreign() const { return fork_generation.load(std::memory_order_relaxed) != birth_; }

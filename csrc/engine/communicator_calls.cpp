@@ -33,7 +33,7 @@ void Communicator::spin(const Operation& operation, Nanoseconds patience) {
   constexpr int kLooksPerTime = 8;
   WaitStrategy strategy = wait_strategy_of(false);
   Nanoseconds begin = 0;
-  for (int looks = 1; !operation.done() && engine_->is_brief() && !gate_.wanted(); ++looks) {
+  for (int looks = 1; !operation.done() && engine_->is_brief() && !gate_.is_wanted(); ++looks) {
     if (look(strategy) != Look::kBusy) break;
     if (looks % kLooksPerTime != 0) continue;
     const Nanoseconds now = clock_->now();

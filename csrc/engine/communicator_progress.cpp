@@ -54,7 +54,7 @@ void Communicator::run_progress_thread() {
   WaitStrategy strategy = wait_strategy_of(true);
   auto nap = kNapMin;
   while (!stopping_) {
-    if (gate_.wanted()) {
+    if (gate_.is_wanted()) {
       gate_.give_way();
     } else if (visited_) {
       visited_ = false;

@@ -437,7 +437,7 @@ bool Engine::step_messages() {
     }
     moved |= mailbox.advance_recvs(recv_channel(peer, transport::kMessageChannel), takes_unclaimed);
     long_arrives_ |= mailbox.arriving() > Call::kShortBytes;
-    if (mailbox.broken()) {
+    if (mailbox.is_broken()) {
       const std::string how = "it sent a malformed message";
       give_up(peer_lost_verdict(peer, how, current_text(peer), options_.names), peer, how);
       return true;

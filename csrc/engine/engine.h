@@ -155,7 +155,7 @@ class Engine final : public ChannelSource {
   void close();
 
   const Status& failure() const { return failure_; }
-  bool closed() const { return closed_; }
+  bool is_closed() const { return closed_; }
   int rank() const { return options_.rank; }
   int size() const { return options_.size; }
   const std::vector<std::string>& names() const { return options_.names; }
@@ -241,6 +241,7 @@ class Engine final : public ChannelSource {
   void answer_probes();
   void end_all(const Status& status);
 
+  // Tells the peers the state of this rank, and notes that its oldest operation has been told.
   void announce();
   bool look_at_notices();
   bool look_at_refusals();
@@ -262,8 +263,10 @@ class Engine final : public ChannelSource {
   bool inquires() const { return account_.inquiry != Inquiry::kNone; }
   void tell();
   void inquire(Inquiry why, Nanoseconds now, std::vector<Account::Wait> waits);
+  // Gives this rank's account of what it waits for, after another rank's deadline has passed.
   void answer();
   void resolve_inquiry(Nanoseconds now);
+  // Fails the communicator with the verdict on the deadline of rank `due`: which rank stands still.
   void conclude(int due, const std::vector<Account>& accounts, Overdue overdue);
   std::vector<Account::Wait> waits() const;
   std::vector<Account::Wait> waited_by(const Deadline& deadline) const;
@@ -282,6 +285,7 @@ class Engine final : public ChannelSource {
   void hear_codes(int peer, const transport::Notice& notice);
   bool look_at_order(const std::string& operation);
   void give_up(const Status& status, int culprit, const std::string& detail);
+  // Gives every link a notice of this rank: its state, and with `failure` why it gives up.
   void post(Code failure, int culprit, const std::string& detail);
 
   EngineOptions options_;

@@ -66,9 +66,9 @@ class Mailbox {
   bool advance_sends(transport::SendChannel& channel);
   // The same while receives are open. With `takes_unclaimed` it also takes one segment while none
   // is, so that callers can look whether it is what they wait for. Only a broken peer sends an
-  // invalid segment: then broken() is true and nothing more is received.
+  // invalid segment: then is_broken() is true and nothing more is received.
   bool advance_recvs(transport::RecvChannel& channel, bool takes_unclaimed);
-  bool broken() const { return broken_; }
+  bool is_broken() const { return broken_; }
 
   int peer() const { return peer_; }
   bool sending() const { return !sends_.empty(); }

@@ -61,14 +61,14 @@ bool Simulation::enter(Nanoseconds now) {
   }
   for (std::size_t rank = 0; rank < engines_.size(); ++rank) {
     if (!closing_[rank] || busy[rank] || network_.dead(static_cast<int>(rank))) continue;
-    if (engines_[rank]->closed()) continue;
+    if (engines_[rank]->is_closed()) continue;
     engines_[rank]->close();
     moved = true;
   }
   return moved;
 }
 
-bool Simulation::finished() const {
+bool Simulation::is_finished() const {
   return std::all_of(entries_.begin(), entries_.end(), [this](const Entry& entry) {
     return network_.dead(entry.rank) || (entry.operation != nullptr && entry.operation->done());
   });
@@ -76,7 +76,7 @@ bool Simulation::finished() const {
 
 bool Simulation::run(Nanoseconds horizon) {
   const std::shared_ptr<Clock> clock = network_.clock();
-  while (!finished()) {
+  while (!is_finished()) {
     const Nanoseconds now = clock->now();
     if (now >= horizon) return false;
     bool moved = enter(now);

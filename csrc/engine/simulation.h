@@ -45,7 +45,7 @@ class Simulation {
   };
 
   [[nodiscard]] bool enter(Nanoseconds now);
-  bool finished() const;
+  bool is_finished() const;
 
   transport::SimNetwork network_;
   std::vector<std::unique_ptr<Engine>> engines_;

@@ -181,26 +181,26 @@ Status BoundPlan::bind(const CollectiveRequest& request) {
 }
 
 // Translates an address to the new input or output. Scratch addresses do not change.
-std::byte* BoundPlan::moved(std::byte* place, std::uint8_t buffer, const std::byte* input,
-                            std::byte* output) const {
+std::byte* BoundPlan::translate(std::byte* at, std::uint8_t buffer, const std::byte* input,
+                                std::byte* output) const {
   switch (static_cast<plan::Buffer>(buffer)) {
     case plan::Buffer::kInput:
-      return const_cast<std::byte*>(input) + (place - input_);
+      return const_cast<std::byte*>(input) + (at - input_);
     case plan::Buffer::kOutput:
-      return output + (place - output_);
+      return output + (at - output_);
     case plan::Buffer::kNone:
     case plan::Buffer::kScratch:
       break;
   }
-  return place;
+  return at;
 }
 
 void BoundPlan::move_to(const std::byte* input, std::byte* output) {
   if (input == input_ && output == output_) return;
   for (BoundRow& bound : rows_) {
     if (bound.row->chunk == plan::kToken) continue;
-    bound.source = moved(bound.source, bound.row->source, input, output);
-    bound.target = moved(bound.target, bound.row->target, input, output);
+    bound.source = translate(bound.source, bound.row->source, input, output);
+    bound.target = translate(bound.target, bound.row->target, input, output);
   }
   input_ = input;
   output_ = output;

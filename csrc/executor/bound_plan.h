@@ -69,8 +69,8 @@ class BoundPlan {
   std::byte* address(std::uint8_t buffer, std::uint32_t slot, const ChunkOffsets& offsets,
                      const CollectiveRequest& request);
   std::byte* scratch(std::uint32_t slot);
-  std::byte* moved(std::byte* place, std::uint8_t buffer, const std::byte* input,
-                   std::byte* output) const;
+  std::byte* translate(std::byte* at, std::uint8_t buffer, const std::byte* input,
+                       std::byte* output) const;
 
   std::vector<BoundRow> rows_;
   std::vector<std::uint64_t> input_offsets_;  // elements before each block in this rank's input

@@ -7,7 +7,7 @@ namespace {
 
 constexpr std::string_view kCut = "...";
 
-std::uint64_t mixed(const std::int64_t* begin, const std::int64_t* end) {
+std::uint64_t mix(const std::int64_t* begin, const std::int64_t* end) {
   std::uint64_t key = 1;
   for (; begin != end; ++begin) {
     key = (key ^ static_cast<std::uint64_t>(*begin)) * 0x9e3779b97f4a7c15u;
@@ -37,12 +37,10 @@ std::size_t CallArrays::place_of(std::size_t index) const {
   return place;
 }
 
-std::uint64_t CallArrays::key() const {
-  return mixed(words_.data(), words_.data() + words_.size());
-}
+std::uint64_t CallArrays::key() const { return mix(words_.data(), words_.data() + words_.size()); }
 
 std::uint32_t CallArrays::digest(std::size_t begin, std::size_t end) const {
-  const std::uint64_t key = mixed(words_.data() + place_of(begin), words_.data() + place_of(end));
+  const std::uint64_t key = mix(words_.data() + place_of(begin), words_.data() + place_of(end));
   return static_cast<std::uint32_t>(key ^ (key >> 32));
 }
 

@@ -94,7 +94,7 @@ void Execution::add_port(const plan::Channel& channel, ChannelSource& channels) 
 }
 
 void Execution::begin(std::uint64_t sequence, const std::byte* input, std::byte* output) {
-  if (wire_.used()) wire_.begin(&input, &output);
+  if (wire_.is_used()) wire_.begin(&input, &output);
   bound_.move_to(input, output);
   // Data that is reduced in place was read a moment ago and is in a cache, so copies go through the
   // caches. With many ranks a tile reads so much in between that the data is evicted again.
@@ -247,7 +247,7 @@ Progress Execution::run_row(Lane& lane) {
   if (length != 0 && (all.target != nullptr || all.slot_buffer_count != 0)) {
     request_.parts.empty() ? combine(row, all, length) : combine_parts(row, all, length);
   }
-  if (spoiled()) return Progress::kSpoiled;
+  if (is_spoiled()) return Progress::kSpoiled;
   if (streams_) stream_fence();
   // A failing peer has withdrawn the memory that the row read, so the result is not used. The
   // peer's failure will be reported by its notice.
@@ -257,7 +257,7 @@ Progress Execution::run_row(Lane& lane) {
   return Progress::kMoved;
 }
 
-bool Execution::spoiled() const {
+bool Execution::is_spoiled() const {
   return request_.reduction_failed != nullptr &&
          request_.reduction_failed->load(std::memory_order_relaxed);
 }

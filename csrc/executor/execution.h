@@ -211,7 +211,7 @@ class Execution {
                     float* made, std::byte* codes);
   void hand_out(const plan::Row& row, const Gathered& all, std::byte* const* slots,
                 const CodedPiece& piece) const;
-  bool spoiled() const;
+  bool is_spoiled() const;
   bool reads(const std::byte* target, std::size_t bytes) const;
 
   CollectiveRequest request_;  // counts wire elements if it has a wire form

@@ -43,7 +43,7 @@ std::uint64_t Execution::tiles_ahead(std::span<const plan::Row> leading) const {
 }
 
 Progress Execution::advance() {
-  if (wire_.used() && !wire_.enter_some()) return Progress::kMoved;
+  if (wire_.is_used() && !wire_.enter_some()) return Progress::kMoved;
   if (exposes_) take_back();
   overtaken_ = false;
   // Lanes alternate row by row: a segment that one lane sends is
@@ -67,7 +67,7 @@ Progress Execution::advance() {
   // Memory that peers still read belongs to the caller again only when they have read it.
   if (all_done) {
     if (!pass_on_rest()) return Progress::kBlocked;
-    if (wire_.used() && !wire_.leave_some()) return Progress::kMoved;
+    if (wire_.is_used() && !wire_.leave_some()) return Progress::kMoved;
     return Progress::kDone;
   }
   return moved ? Progress::kMoved : Progress::kBlocked;

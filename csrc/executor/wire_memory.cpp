@@ -21,7 +21,7 @@ constexpr std::size_t kAlignment = 64;
 
 Status WireMemory::bind(CollectiveRequest* request) {
   form_ = request->form;
-  if (!used()) return Status();
+  if (!is_used()) return Status();
   const std::size_t item = item_bytes(request->descriptor.dtype);
   group_bytes_ = item * form_.array_items;
   wire_bytes_ = item_bytes(form_.dtype) * form_.wire_items;

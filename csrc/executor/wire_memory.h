@@ -21,11 +21,11 @@ class WireMemory {
   Status bind(CollectiveRequest* request);
   static constexpr std::uint64_t kKeptBytes = 1 << 20;
   // Whether the bound request has a wire form.
-  bool used() const { return static_cast<bool>(form_); }
+  bool is_used() const { return static_cast<bool>(form_); }
 
   // Starts the next run with the caller's memory, and replaces both pointers by those of the wire
-  // elements. Requires: used(), and a bind() since the end of an operation of more than kKeptBytes,
-  // because such an operation frees its memory.
+  // elements. Requires: is_used(), and a bind() since the end of an operation of more than
+  // kKeptBytes, because such an operation frees its memory.
   void begin(const std::byte** input, std::byte** output);
   // Converts a bounded number of elements; true once all elements have entered, or left.
   bool enter_some();

@@ -15,7 +15,7 @@ bool reduces(Collective collective) {
   }
 }
 
-bool rooted(Collective collective) {
+bool has_root(Collective collective) {
   switch (collective) {
     case Collective::kReduce:
     case Collective::kBroadcast:

@@ -13,7 +13,7 @@ namespace pycoll::plan {
 // Whether the collective combines values; other collectives only move them.
 bool reduces(Collective collective);
 // Whether the collective has a root.
-bool rooted(Collective collective);
+bool has_root(Collective collective);
 
 // Number of blocks of the collective among `size` ranks. size * size does not overflow the result.
 std::uint64_t block_count(Collective collective, std::uint32_t size);

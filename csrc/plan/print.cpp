@@ -6,7 +6,7 @@
 namespace pycoll::plan {
 namespace {
 
-std::string counted(std::uint64_t count, const std::string& noun) {
+std::string count_text(std::uint64_t count, const std::string& noun) {
   return std::to_string(count) + " " + noun + (count == 1 ? "" : "s");
 }
 
@@ -14,13 +14,13 @@ std::string title(const Header& header) {
   const auto collective = static_cast<Collective>(header.collective);
   std::string text(name_of(collective));
   text += ", rank " + std::to_string(header.rank) + " of " + std::to_string(header.size);
-  if (header.servers != 0) text += ", the last " + counted(header.servers, "rank") + " serving";
-  if (rooted(collective)) text += ", root " + std::to_string(header.root);
-  text += ", " + counted(std::uint64_t{header.block_count} * header.parts, "chunk");
+  if (header.servers != 0) text += ", the last " + count_text(header.servers, "rank") + " serving";
+  if (has_root(collective)) text += ", root " + std::to_string(header.root);
+  text += ", " + count_text(std::uint64_t{header.block_count} * header.parts, "chunk");
   if (header.temporary_count != 0)
-    text += ", " + counted(header.temporary_count, "temporary chunk");
-  text += ", " + counted(header.lane_count, "lane");
-  text += ", " + counted(header.scratch_slots, "scratch slot");
+    text += ", " + count_text(header.temporary_count, "temporary chunk");
+  text += ", " + count_text(header.lane_count, "lane");
+  text += ", " + count_text(header.scratch_slots, "scratch slot");
   return text + "\n";
 }
 

@@ -95,7 +95,7 @@ Status check_ranks(const Header& header) {
     return violation("header", "root", header.root, below("size", header.size));
   }
   const auto collective = static_cast<Collective>(header.collective);
-  if (header.root != 0 && !rooted(collective)) {
+  if (header.root != 0 && !has_root(collective)) {
     return violation("header", "root", header.root,
                      "0, " + std::string(name_of(collective)) + " has no root");
   }

@@ -253,7 +253,7 @@ void Arena::release(std::byte* memory) {
   }
   const auto& [offset, taken] = *found;
   const std::size_t length = length_of(taken.bytes);
-  for (ArenaWatcher* watcher : watchers_) watcher->freed(memory, taken.bytes);
+  for (ArenaWatcher* watcher : watchers_) watcher->note_freed(memory, taken.bytes);
   if (taken.detached && !reattach(offset, length)) return;
   if (taken.kept) return punch(offset, length);  // the block stays allocated, and the file open
   shorts_ -= taken.is_short();

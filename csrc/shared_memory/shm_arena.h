@@ -42,7 +42,7 @@ class ArenaWatcher {
   // [begin, begin + bytes) was one allocation. When this returns it is free or no longer in the
   // file. Called on the thread that frees or forks, under the arena's lock: the function may take
   // locks of its own, but must call only find() and generation() of the arena.
-  virtual void freed(const std::byte* begin, std::size_t bytes) = 0;
+  virtual void note_freed(const std::byte* begin, std::size_t bytes) = 0;
 };
 
 // One allocation.

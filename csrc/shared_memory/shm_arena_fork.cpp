@@ -137,7 +137,7 @@ bool Arena::detach(std::size_t offset, Taken& taken) {
   const std::size_t length = length_of(taken.bytes);
   std::byte* memory = mapping_.data() + offset;
   if (!map_again(offset, length, MAP_PRIVATE)) return false;
-  for (ArenaWatcher* watcher : watchers_) watcher->freed(memory, taken.bytes);
+  for (ArenaWatcher* watcher : watchers_) watcher->note_freed(memory, taken.bytes);
   copy_pages(memory, length);
   punch(offset, length);
   taken.detached = true;

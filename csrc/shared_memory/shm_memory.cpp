@@ -22,14 +22,14 @@ namespace {
 
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
-Status failed(const std::string& what, std::vector<int> ranks = {}) {
+Status make_failure(const std::string& what, std::vector<int> ranks = {}) {
   return Status::error(Code::kTransport,
                        "shared memory: " + what + ": " + std::generic_category().message(errno),
                        std::move(ranks));
 }
 
-Status unmapped(std::size_t bytes) {
-  return failed("cannot map " + std::to_string(bytes) + " bytes (is `ulimit -v` too low?)");
+Status fail_to_map(std::size_t bytes) {
+  return make_failure("cannot map " + std::to_string(bytes) + " bytes (is `ulimit -v` too low?)");
 }
 
 }  // namespace
@@ -80,7 +80,7 @@ Status Mapping::map_as(int fd, std::size_t offset, std::size_t bytes, int protec
   }
   const int flags = MAP_SHARED | (place.data_ != nullptr ? MAP_FIXED : 0);
   void* data = ::mmap(place.data_, bytes, protection, flags, fd, static_cast<off_t>(offset));
-  if (data == MAP_FAILED) return unmapped(bytes);
+  if (data == MAP_FAILED) return fail_to_map(bytes);
   place.data_ = nullptr;  // the file's mapping has replaced the reserved addresses
   *made = Mapping(static_cast<std::byte*>(data), bytes);
   return {};
@@ -90,7 +90,7 @@ Status Mapping::map_as(int fd, std::size_t offset, std::size_t bytes, int protec
 Status Mapping::reserve(std::size_t bytes, std::size_t alignment, Mapping* made) {
   const std::size_t all = bytes + alignment;
   void* data = ::mmap(nullptr, all, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (data == MAP_FAILED) return unmapped(bytes);
+  if (data == MAP_FAILED) return fail_to_map(bytes);
   auto* begin = static_cast<std::byte*>(data);
   const auto address = reinterpret_cast<std::uintptr_t>(data);
   const std::size_t before = round_up(address, alignment) - address;
@@ -103,12 +103,12 @@ Status Mapping::reserve(std::size_t bytes, std::size_t alignment, Mapping* made)
 
 Status create_shared_file(std::size_t bytes, UniqueFd* made, const char* title) {
   UniqueFd fd(::memfd_create(title, MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  if (!fd.valid()) return failed("cannot create a segment (is `ulimit -n` too low?)");
+  if (!fd.valid()) return make_failure("cannot create a segment (is `ulimit -n` too low?)");
   if (::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) {
-    return failed("cannot make a segment of " + std::to_string(bytes) +
-                  " bytes (is `ulimit -f` too low?)");
+    return make_failure("cannot make a segment of " + std::to_string(bytes) +
+                        " bytes (is `ulimit -f` too low?)");
   }
-  if (::fcntl(fd.get(), F_ADD_SEALS, kSeals) != 0) return failed("cannot seal a segment");
+  if (::fcntl(fd.get(), F_ADD_SEALS, kSeals) != 0) return make_failure("cannot seal a segment");
   *made = std::move(fd);
   return {};
 }
@@ -116,7 +116,7 @@ Status create_shared_file(std::size_t bytes, UniqueFd* made, const char* title) 
 Status check_shared_file(int fd, std::size_t bytes, int peer) {
   const std::string whose = "the segment of rank " + std::to_string(peer);
   struct stat facts = {};
-  if (::fstat(fd, &facts) != 0) return failed("cannot examine " + whose, {peer});
+  if (::fstat(fd, &facts) != 0) return make_failure("cannot examine " + whose, {peer});
   if (static_cast<std::size_t>(facts.st_size) != bytes) {
     return Status::error(Code::kTransport,
                          "shared memory: " + whose + " has " + std::to_string(facts.st_size) +

@@ -183,24 +183,24 @@ TEST(who_only_starts_calls_looks_at_what_has_come_when_no_more_may_run) {
     data.push_back(input_of(0, static_cast<int>(i), 10));
   }
   std::vector<std::shared_ptr<Operation>> operations;
-  const auto started = [&](int rank, std::size_t number) {
+  const auto start_one = [&](int rank, std::size_t number) {
     auto& memory = data[2 * number + static_cast<std::size_t>(rank)];
     auto request = all_reduce(direct_plan(2, rank), memory, memory);
     operations.push_back(start(ranks.at(rank), std::move(request), memory, kSecond));
     return ranks.at(rank).step_started();
   };
   for (std::size_t number = 0; number < engine::Call::kRunsMax; ++number) {
-    (void)started(1, number);
+    (void)start_one(1, number);
   }
   for (std::size_t number = 0; number + 1 < engine::Call::kRunsMax; ++number) {
-    CHECK(started(0, number) == (number == 0), "call %zu", number);
+    CHECK(start_one(0, number) == (number == 0), "call %zu", number);
   }
   // What each has sent is with the other.
   for (const int rank : {1, 0}) (void)ranks.at(rank).poll();
   ranks.wait_until(kSecond / 10);
   for (const int rank : {1, 0}) (void)ranks.at(rank).poll();
   CHECK(!ranks.at(0).step_started(), "looks though more may run");
-  CHECK(started(0, engine::Call::kRunsMax - 1), "does not look though no more may run");
+  CHECK(start_one(0, engine::Call::kRunsMax - 1), "does not look though no more may run");
   ranks.run_until(kSecond / 2);
   for (const auto& operation : operations) CHECK(operation->done(), "one has not ended");
 }

@@ -23,7 +23,7 @@ TEST(one_thread_at_a_time) {
   }
   for (std::thread& thread : threads) thread.join();
   CHECK(count == 20000, "counted %ld", count);
-  CHECK(!gate.wanted(), "nobody waits any more");
+  CHECK(!gate.is_wanted(), "nobody waits any more");
 }
 
 TEST(who_gives_way_comes_behind_who_waits) {
@@ -35,7 +35,7 @@ TEST(who_gives_way_comes_behind_who_waits) {
       const std::lock_guard<Gate> lock(gate);
       entered = true;
     });
-    while (!gate.wanted()) std::this_thread::yield();
+    while (!gate.is_wanted()) std::this_thread::yield();
     CHECK(!entered, "round %d: entered while the lock was held", round);
     gate.give_way();
     CHECK(entered, "round %d: the thread that gave way won", round);
@@ -57,7 +57,7 @@ TEST(a_crowd_gets_in_one_by_one) {
     });
   }
   while (entered < kThreads) {
-    if (gate.wanted()) gate.give_way();
+    if (gate.is_wanted()) gate.give_way();
   }
   gate.unlock();
   for (std::thread& thread : threads) thread.join();

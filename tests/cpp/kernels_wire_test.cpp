@@ -39,7 +39,7 @@ std::vector<unsigned char> folded(const WireForm& form, DType dtype, std::size_t
 }
 
 template <typename T>
-std::vector<T> reduced(DType dtype, ReduceOp op, const std::vector<std::vector<T>>& ranks) {
+std::vector<T> reduce_ranks(DType dtype, ReduceOp op, const std::vector<std::vector<T>>& ranks) {
   std::vector<const void*> memory;
   memory.reserve(ranks.size());
   for (const std::vector<T>& one : ranks) memory.push_back(one.data());
@@ -117,11 +117,11 @@ TEST(the_mean_of_equal_numbers_is_that_number) {
 }
 
 TEST(means_of_integers_are_exact_and_round_towards_zero) {
-  CHECK(reduced<std::uint8_t>(DType::kUInt8, ReduceOp::kAvg, {{200, 255}, {200, 254}}) ==
+  CHECK(reduce_ranks<std::uint8_t>(DType::kUInt8, ReduceOp::kAvg, {{200, 255}, {200, 254}}) ==
             (std::vector<std::uint8_t>{200, 254}),
         "uint8");
   const std::vector<std::int8_t> low{-128, -7, 7, 127};
-  CHECK(reduced<std::int8_t>(DType::kInt8, ReduceOp::kAvg, {low, {-128, 0, 0, 126}}) ==
+  CHECK(reduce_ranks<std::int8_t>(DType::kInt8, ReduceOp::kAvg, {low, {-128, 0, 0, 126}}) ==
             (std::vector<std::int8_t>{-128, -3, 3, 126}),
         "int8");
   Prng prng(5);
@@ -142,10 +142,10 @@ TEST(means_of_integers_are_exact_and_round_towards_zero) {
       sum += value;
     }
     const auto by = static_cast<Int128>(size);
-    CHECK(reduced(DType::kInt64, ReduceOp::kAvg, signed_ranks)[0] ==
+    CHECK(reduce_ranks(DType::kInt64, ReduceOp::kAvg, signed_ranks)[0] ==
               static_cast<std::int64_t>(signed_sum / by),
           "int64, round %d", round);
-    CHECK(reduced(DType::kUInt64, ReduceOp::kAvg, ranks)[0] ==
+    CHECK(reduce_ranks(DType::kUInt64, ReduceOp::kAvg, ranks)[0] ==
               static_cast<std::uint64_t>(sum / static_cast<UInt128>(size)),
           "uint64, round %d", round);
   }
@@ -154,10 +154,11 @@ TEST(means_of_integers_are_exact_and_round_towards_zero) {
 TEST(logical_reductions_give_one_and_zero) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   const std::vector<std::vector<float>> ranks{{0, -0.0f, 3, nan}, {0, 2, 0.5f, -1}};
-  CHECK(reduced(DType::kFloat32, ReduceOp::kLand, ranks) == (std::vector<float>{0, 0, 1, 1}),
+  CHECK(reduce_ranks(DType::kFloat32, ReduceOp::kLand, ranks) == (std::vector<float>{0, 0, 1, 1}),
         "land");
-  CHECK(reduced(DType::kFloat32, ReduceOp::kLor, ranks) == (std::vector<float>{0, 1, 1, 1}), "lor");
-  CHECK(reduced(DType::kFloat32, ReduceOp::kLxor, ranks) == (std::vector<float>{0, 1, 0, 0}),
+  CHECK(reduce_ranks(DType::kFloat32, ReduceOp::kLor, ranks) == (std::vector<float>{0, 1, 1, 1}),
+        "lor");
+  CHECK(reduce_ranks(DType::kFloat32, ReduceOp::kLxor, ranks) == (std::vector<float>{0, 1, 0, 0}),
         "lxor");
   for (const DType dtype : testing::all_dtypes()) {
     for (const ReduceOp op : {ReduceOp::kLand, ReduceOp::kLor, ReduceOp::kLxor}) {
@@ -169,21 +170,24 @@ TEST(logical_reductions_give_one_and_zero) {
 
 TEST(locations_take_the_lowest_place_of_the_best_value) {
   const std::vector<std::vector<double>> ranks{{5, 9, 1, 4}, {5, 2, -0.0, 7}, {4, 0, 0, 6}};
-  CHECK(reduced(DType::kFloat64, ReduceOp::kMaxloc, ranks) == (std::vector<double>{5, 2, 1, 4}),
-        "maxloc");
-  CHECK(reduced(DType::kFloat64, ReduceOp::kMinloc, ranks) == (std::vector<double>{4, 0, 0, 6}),
-        "minloc");
+  CHECK(
+      reduce_ranks(DType::kFloat64, ReduceOp::kMaxloc, ranks) == (std::vector<double>{5, 2, 1, 4}),
+      "maxloc");
+  CHECK(
+      reduce_ranks(DType::kFloat64, ReduceOp::kMinloc, ranks) == (std::vector<double>{4, 0, 0, 6}),
+      "minloc");
   const double nan = std::numeric_limits<double>::quiet_NaN();
   const std::vector<std::vector<double>> odd{{1, 0}, {nan, 3}, {nan, 2}};
   for (const ReduceOp op : {ReduceOp::kMaxloc, ReduceOp::kMinloc}) {
-    const std::vector<double> found = reduced(DType::kFloat64, op, odd);
+    const std::vector<double> found = reduce_ranks(DType::kFloat64, op, odd);
     CHECK(std::isnan(found[0]) && found[1] == 2, "%s gives (%g, %g)", name_of(op).data(), found[0],
           found[1]);
   }
   const std::uint64_t top = std::numeric_limits<std::uint64_t>::max();
-  CHECK(reduced<std::uint64_t>(DType::kUInt64, ReduceOp::kMaxloc, {{top - 1, 0}, {top, top}}) ==
-            (std::vector<std::uint64_t>{top, top}),
-        "uint64");
+  CHECK(
+      reduce_ranks<std::uint64_t>(DType::kUInt64, ReduceOp::kMaxloc, {{top - 1, 0}, {top, top}}) ==
+          (std::vector<std::uint64_t>{top, top}),
+      "uint64");
 }
 
 // Whatever comes first, and however the fold is cut.

@@ -452,7 +452,7 @@ TEST(segments_that_do_not_continue_their_message_break_the_mailbox) {
       }
       while (box.advance_recvs(pipe, true)) {
       }
-      CHECK(box.broken(), "%s, posted %d", wrong.what, posted);
+      CHECK(box.is_broken(), "%s, posted %d", wrong.what, posted);
       CHECK(!box.advance_recvs(pipe, true), "%s: received more", wrong.what);
     }
   }

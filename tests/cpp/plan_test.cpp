@@ -80,7 +80,7 @@ TEST(blocks_lie_where_the_format_says) {
   CHECK(std::size(table) == kCollectiveCount, "%zu rows", std::size(table));
   for (const auto& line : table) {
     const std::string name(name_of(line.collective));
-    const std::uint32_t root = plan::rooted(line.collective) ? 2 : 0;
+    const std::uint32_t root = plan::has_root(line.collective) ? 2 : 0;
     const PlanBuilder plan(line.collective, 3, 1, root);
     CHECK(plan::block_count(line.collective, 3) == line.blocks, "%s: %llu blocks", name.c_str(),
           static_cast<unsigned long long>(plan::block_count(line.collective, 3)));

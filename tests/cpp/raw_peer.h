@@ -117,7 +117,7 @@ class RawPeer {
   }
 
   // All frames that the transport has sent on `socket`, as far as they are whole.
-  std::vector<Frame> received(int socket = 0) {
+  std::vector<Frame> take_frames(int socket = 0) {
     End& from = end(socket);
     char chunk[65536];
     for (ssize_t got; (got = ::recv(from.socket.get(), chunk, sizeof(chunk), MSG_DONTWAIT)) > 0;) {

@@ -79,7 +79,7 @@ class Watcher final : public ArenaWatcher {
  public:
   Watcher() { Arena::of_process().watch(*this); }
   ~Watcher() override { Arena::of_process().unwatch(*this); }
-  void freed(const std::byte* begin, std::size_t bytes) override {
+  void note_freed(const std::byte* begin, std::size_t bytes) override {
     last_ = begin;
     bytes_ = bytes;
   }

@@ -32,22 +32,22 @@ TEST(credits_are_told_when_due_and_not_before) {
   for (std::uint32_t taken = 1; taken < kMany; ++taken) {
     peer.send(RawPeer::data(0, 8));
     take();
-    CHECK(peer.received().empty(), "a credit for %u segments of a channel with room", taken);
+    CHECK(peer.take_frames().empty(), "a credit for %u segments of a channel with room", taken);
   }
   peer.send(RawPeer::data(0, 8));
   take();
-  auto frames = peer.received();
+  auto frames = peer.take_frames();
   CHECK(frames.size() == 1 && frames[0].header.type == FrameType::kCredit &&
             frames[0].header.released[0] == kMany,
         "most of the depth is free: %zu frames", frames.size());
   for (std::uint32_t i = 0; i < kTcpDepth; ++i) peer.send(RawPeer::data(0, 8));
   take();
   peer.poll(1);
-  frames = peer.received();
+  frames = peer.take_frames();
   CHECK(frames.size() == 1 && frames[0].header.released[0] == kMany + 1,
         "the sender has no room left: %zu frames", frames.size());
   for (std::uint32_t i = 0; i < kMany + 1; ++i) channel.release();
-  frames = peer.received();
+  frames = peer.take_frames();
   CHECK(frames.size() == 1 && frames[0].header.released[0] == 2 * kMany + 1,
         "many releases at once: %zu frames, the first tells of %d", frames.size(),
         frames.empty() ? -1 : frames[0].header.released[0]);
@@ -65,7 +65,7 @@ TEST(credits_ride_on_data) {
     CHECK(recv.peek() != nullptr, "no segment in round %d", round);
     recv.release();
     CHECK(send.hand_over({round, 0, 0, 0}, &kNothing), "no room in round %d", round);
-    const auto frames = peer.received();
+    const auto frames = peer.take_frames();
     CHECK(frames.size() == 1 && frames[0].header.type == FrameType::kData &&
               frames[0].header.released[2] == round,
           "round %d: %zu frames", round, frames.size());
@@ -85,11 +85,11 @@ TEST(long_segments_gather_until_a_poll) {
     CHECK(!sources.reads(memory.data() + 20'000, 1) && !sources.reads(memory.data() - 1, 1),
           "beside what was handed over");
   }
-  CHECK(peer.received().empty(), "it left alone");
+  CHECK(peer.take_frames().empty(), "it left alone");
   peer.transport().poll();
   CHECK(channel.drained() && other.drained(), "still here");
   CHECK(!other.capabilities().sources->reads(memory.data(), 1), "still here");
-  CHECK(peer.received().size() == 2, "a poll did not send both");
+  CHECK(peer.take_frames().size() == 2, "a poll did not send both");
   CHECK(channel.hand_over({2, 0, 100, 0}, memory.data()) && channel.drained(), "it waits");
 }
 

@@ -99,7 +99,7 @@ class Sender {
   }
 
   void hear() {
-    for (const Frame& frame : peer_.received()) {
+    for (const Frame& frame : peer_.take_frames()) {
       for (std::uint32_t number = 0; number < kChannels; ++number) {
         told_[number] += static_cast<std::uint8_t>(frame.header.released[number] -
                                                    static_cast<std::uint8_t>(told_[number]));

@@ -29,7 +29,7 @@ std::vector<int> sockets_of(RawPeer& peer, int sockets, const std::vector<std::u
   peer.poll();
   std::vector<int> took(lengths.size(), -1);
   for (int socket = 0; socket < sockets; ++socket) {
-    for (const Frame& frame : peer.received(socket)) {
+    for (const Frame& frame : peer.take_frames(socket)) {
       CHECK(frame.header.channel == 1 && frame.header.segment < took.size(), "segment %d",
             frame.header.segment);
       CHECK(frame.header.bytes == lengths[frame.header.segment], "segment %d has %u bytes",
@@ -81,7 +81,7 @@ TEST(segments_are_seen_in_order_however_they_come) {
             "payload of segment %u of %u changed", i, first);
       channel.release();
     }
-    CHECK(!peer.received(2).empty() && peer.received(0).empty(), "credits left home");
+    CHECK(!peer.take_frames(2).empty() && peer.take_frames(0).empty(), "credits left home");
   }
   CHECK(peer.link().state() == LinkState::kOpen, "%s", peer.link().reason().c_str());
 }
@@ -92,7 +92,7 @@ std::vector<Frame> await_frames(RawPeer& peer, int socket, std::size_t count) {
   const Nanoseconds begin = clock.now();
   std::vector<Frame> frames;
   while (frames.size() < count && clock.now() - begin < 10'000'000'000) {
-    for (Frame& frame : peer.received(socket)) frames.push_back(std::move(frame));
+    for (Frame& frame : peer.take_frames(socket)) frames.push_back(std::move(frame));
   }
   return frames;
 }

@@ -61,7 +61,7 @@ TEST(a_commit_leaves_at_once_as_one_frame) {
   std::byte* slot_buffer = channel.reserve(300);
   std::memset(slot_buffer, 7, 300);
   channel.commit({11, 22, 300, 33});
-  const auto frames = peer.received();
+  const auto frames = peer.take_frames();
   CHECK(frames.size() == 1, "%zu frames", frames.size());
   const FrameHeader& header = frames[0].header;
   CHECK(header.type == FrameType::kData && header.channel == 6 && header.sequence == 11 &&
@@ -78,7 +78,7 @@ TEST(channels_travel_on_the_socket_of_their_number) {
   }
   for (int socket = 0; socket < 3; ++socket) {
     std::uint32_t expected = static_cast<std::uint32_t>(socket);
-    for (const Frame& frame : peer.received(socket)) {
+    for (const Frame& frame : peer.take_frames(socket)) {
       CHECK(frame.header.channel == expected, "channel %d on socket %d, expected %u",
             frame.header.channel, socket, expected);
       expected += 3;
@@ -163,7 +163,7 @@ TEST(a_full_socket_keeps_the_newest_notice) {
   std::uint64_t newest = 0;
   int notices = 0;
   std::size_t segments = 0;
-  for (const Frame& frame : peer.received()) {
+  for (const Frame& frame : peer.take_frames()) {
     segments += frame.header.type == FrameType::kData;
     if (frame.header.type != FrameType::kNotice) continue;
     std::memcpy(&newest, frame.payload.data(), sizeof(newest));
@@ -207,7 +207,7 @@ TEST(let_go_sends_from_copies) {
   CHECK(!peer.link().send_channel(2).drained(), "3 MiB fit in a socket that nobody reads");
   peer.transport().let_go(transport::LetGo::kAll);
   std::fill(memory.begin(), memory.end(), std::byte{0xee});
-  const auto frames = peer.received();
+  const auto frames = peer.take_frames();
   CHECK(frames.size() == sent, "%zu of %zu segments", frames.size(), sent);
   for (const Frame& frame : frames) {
     const auto same = std::count(frame.payload.begin(), frame.payload.end(), std::byte{0x11});
@@ -271,7 +271,7 @@ TEST(close_says_goodbye_behind_everything) {
   SendChannel& channel = peer.link().send_channel(0);
   CHECK(channel.hand_over({1, 0, 0, 0}, &kNothing), "full");
   peer.transport().close();
-  const auto frames = peer.received();
+  const auto frames = peer.take_frames();
   CHECK(frames.size() == 3 && frames[0].header.type == FrameType::kData &&
             frames[1].header.type == FrameType::kNotice &&
             frames[2].header.type == FrameType::kGoodbye,
@@ -327,19 +327,19 @@ TEST(silence_is_judged_by_answers) {
   constexpr Nanoseconds kSecond = 1'000'000'000;
   VanishWatch watch;
   for (Nanoseconds now = 0; now < 60; ++now) {  // idle or answered at once: never suspicious
-    CHECK(!watch.vanished({false, now * kSecond}, now * kSecond), "second %lld",
+    CHECK(!watch.has_vanished({false, now * kSecond}, now * kSecond), "second %lld",
           static_cast<long long>(now));
   }
   for (Nanoseconds now = 60; now < 120; ++now) {  // answers come, slowly
-    CHECK(!watch.vanished({true, now % 3 * kSecond}, now * kSecond), "second %lld",
+    CHECK(!watch.has_vanished({true, now % 3 * kSecond}, now * kSecond), "second %lld",
           static_cast<long long>(now));
   }
-  CHECK(!watch.vanished({false, 0}, 120 * kSecond), "answered");
+  CHECK(!watch.has_vanished({false, 0}, 120 * kSecond), "answered");
   for (Nanoseconds now = 121; now < 125; ++now) {
-    CHECK(!watch.vanished({true, 50 * kSecond}, now * kSecond), "after %lld s",
+    CHECK(!watch.has_vanished({true, 50 * kSecond}, now * kSecond), "after %lld s",
           static_cast<long long>(now - 121));
   }
-  CHECK(watch.vanished({true, 54 * kSecond}, 125 * kSecond), "four seconds without an answer");
+  CHECK(watch.has_vanished({true, 54 * kSecond}, 125 * kSecond), "four seconds without an answer");
 }
 
 }  // namespace

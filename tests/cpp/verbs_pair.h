@@ -44,7 +44,7 @@ class Pair {
   RecvChannel& recv() { return at(1).link(0)->recv_channel(3); }
   transport::ZeroCopySender& zero_copy() { return *send().capabilities().zero_copy; }
   transport::SourceRecord& sources() { return *send().capabilities().sources; }
-  RegistrationFacts facts() { return at(0).registered(); }
+  RegistrationFacts facts() { return at(0).registration_facts(); }
 
   void poll() {
     at(0).poll();

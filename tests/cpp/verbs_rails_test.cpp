@@ -203,7 +203,8 @@ TEST(arrays_are_registered_at_every_rail_and_sent_from_there) {
   for (const int device : {0, 1}) {
     CHECK(pair.fake.sent_over(device, 1) == array.bytes() / 2, "device %d", device);
   }
-  CHECK(pair.at(0).registered().pieces == 2, "%zu pieces", pair.at(0).registered().pieces);
+  CHECK(pair.at(0).registration_facts().pieces == 2, "%zu pieces",
+        pair.at(0).registration_facts().pieces);
   array.free();
   CHECK(pair.fake.registered_bytes() == slots, "a device holds its pages");
 }
@@ -213,13 +214,13 @@ TEST(memory_is_kept_at_all_rails_or_at_none) {
   pair.fake.copy_at_fork(true);
   std::vector<std::byte> array(100'000);
   CHECK(pair.at(0).keep(array.data(), array.size()), "refused");
-  CHECK(pair.at(0).registered().pinned_bytes == 2 * array.size(), "not at both");
+  CHECK(pair.at(0).registration_facts().pinned_bytes == 2 * array.size(), "not at both");
   pair.at(0).lapse(array.data(), array.size());
   pair.fake.refuse_memory(ENOMEM, array.size() + 1000);
   CHECK(!pair.at(0).keep(array.data(), array.size()), "kept though the second has no room");
   CHECK(pair.fake.refusals() == 1, "%d refusals", pair.fake.refusals());
-  CHECK(pair.at(0).registered().pinned_bytes == 0, "the first one keeps it");
-  const std::string why = pair.at(0).registered().refusal;
+  CHECK(pair.at(0).registration_facts().pinned_bytes == 0, "the first one keeps it");
+  const std::string why = pair.at(0).registration_facts().refusal;
   CHECK(why.find("fake1 port 1") != std::string::npos, "%s", why.c_str());
 }
 

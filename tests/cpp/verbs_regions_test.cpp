@@ -82,7 +82,7 @@ TEST(a_region_is_registered_at_every_port_until_the_transport_is_closed) {
     refused(transport->enter(memory.region(true)), Code::kInvalidArgument, "there is one already");
   }
   CHECK(fake.registered_bytes() == 2 * 777, "%zu bytes", fake.registered_bytes());
-  CHECK(transport->registered().pinned_bytes == 0, "counted as memory of users");
+  CHECK(transport->registration_facts().pinned_bytes == 0, "counted as memory of users");
   transport->close();
   CHECK(fake.registered_bytes() == 0, "%zu bytes", fake.registered_bytes());
   refused(transport->enter({kAddress, 1}), Code::kClosed, "was closed");

@@ -143,7 +143,8 @@ TEST(an_operation_beside_its_stream_is_joined) {
     }
     one.check();
     bool passed = false;
-    CHECK(ranks[0].communicator->passed(*done[0], &passed).ok() && passed, "it has not ended");
+    CHECK(ranks[0].communicator->check_passed(*done[0], &passed).ok() && passed,
+          "it has not ended");
   }
 }
 
@@ -272,7 +273,7 @@ TEST(what_failed_never_counts_as_done) {
   Status status = mine.launch_on_stream(one.request(0), one.lanes(), ranks[0].stream, &mark);
   CHECK(status.ok(), "%s", status.message().c_str());
   for (bool is_past = false; !is_past;) {
-    status = mine.passed(*mark, &is_past);
+    status = mine.check_passed(*mark, &is_past);
     CHECK(is_past || status.ok(), "%s", status.message().c_str());
     std::this_thread::yield();
   }

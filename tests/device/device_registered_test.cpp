@@ -89,14 +89,15 @@ TEST(memory_that_came_anew_is_not_what_was_registered) {
   const device::Gpu::Current current(*ranks[0].gpu);
   const auto* address = reinterpret_cast<const std::byte*>(memory[0]);
   device::Communicator& mine = *ranks[0].communicator;
-  CHECK(mine.registered(address, kBytes) == 0 && mine.registered(address + 64, 64) == 0, "lost");
-  CHECK(mine.registered(address + 64, kBytes) == kNotRegistered, "beyond the end");
-  CHECK(mine.registered(address - 16, 32) == kNotRegistered, "in front");
+  CHECK(mine.find_registered(address, kBytes) == 0 && mine.find_registered(address + 64, 64) == 0,
+        "lost");
+  CHECK(mine.find_registered(address + 64, kBytes) == kNotRegistered, "beyond the end");
+  CHECK(mine.find_registered(address - 16, 32) == kNotRegistered, "in front");
   CUDA(memory_free(memory[0]));
   device::Address again = 0;
   CUDA(memory_allocate(&again, kBytes));
   CHECK(again == memory[0], "the driver of the tests gives another address");
-  CHECK(mine.registered(address, kBytes) == kNotRegistered, "taken for what was freed");
+  CHECK(mine.find_registered(address, kBytes) == kNotRegistered, "taken for what was freed");
   CUDA(memory_free(again));
   CUDA(memory_free(memory[1]));
 }

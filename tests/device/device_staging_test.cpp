@@ -29,7 +29,7 @@ TEST(what_is_sent_leaves_when_its_stream_has_come_there) {
   const Messages sent = rank.begin({{.sends = true, .peer = 2, .tag = 3, .timeout = 99}});
   rank.fill(8);  // behind it in the stream, though nothing has left yet
   shortly();
-  CHECK(rank.host.started() == 0, "started in front of its stream");
+  CHECK(rank.host.count_started() == 0, "started in front of its stream");
   CHECK(!has_passed(sent) && !Staging::is_over(*sent[0]), "it has not even started");
   rank.stream.open();
   rank.host.await_started(1);
@@ -70,7 +70,7 @@ TEST(what_no_stream_waits_for_comes_all_the_same) {
   rank.fill(1);
   const Messages received = rank.begin({{.peer = 1}});
   shortly();
-  CHECK(rank.host.started() == 0, "the array is still in use");
+  CHECK(rank.host.count_started() == 0, "the array is still in use");
   rank.stream.open();
   rank.host.await_started(1);
   rank.host.bring(0, 4);
@@ -90,7 +90,7 @@ TEST(messages_of_one_peer_and_tag_keep_their_order_and_hold_up_nobody_else) {
                                     {.peer = 1, .tag = 4, .stream = free}});
   rank.host.await_started(3);
   shortly();
-  CHECK(rank.host.started() == 3, "%zu have started", rank.host.started());
+  CHECK(rank.host.count_started() == 3, "%zu have started", rank.host.count_started());
   for (std::size_t number = 0; number < 3; ++number) {
     const MessageRequest one = rank.host.request(number);
     const bool is_held = one.kind == MessageRequest::Kind::kSend && one.peer == 1 &&
@@ -206,7 +206,7 @@ TEST(memory_is_used_again) {
     const Messages both = rank.begin({{.sends = true, .peer = 1}, {.peer = 1}});
     CHECK(rank.staging->join(*both[1], rank.stream.handle).ok(), "join");
     rank.host.await_started(2 * static_cast<std::size_t>(round) + 2);
-    for (std::size_t last : {2, 1}) rank.host.finish(rank.host.started() - last);
+    for (std::size_t last : {2, 1}) rank.host.finish(rank.host.count_started() - last);
     for (const auto& one : both) await([&] { return Staging::is_over(*one); }, "no end");
     if (round == 0) known = allocations;
   }

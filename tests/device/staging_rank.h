@@ -82,7 +82,7 @@ class StagedHost {
               told_ += operation + ": " + status.message() + "\n";
             }};
   }
-  std::size_t started() const {
+  std::size_t count_started() const {
     const std::lock_guard<std::mutex> lock(mutex_);
     return requests_.size();
   }
@@ -95,7 +95,7 @@ class StagedHost {
     return told_;
   }
   void await_started(std::size_t count) const {
-    await([&] { return started() >= count; }, "no message has started");
+    await([&] { return count_started() >= count; }, "no message has started");
   }
   void finish(std::size_t number, Status status = {}) {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -107,7 +107,7 @@ class StagedHost {
     finish(number);
   }
   void close() {
-    for (std::size_t number = 0; number < started(); ++number) {
+    for (std::size_t number = 0; number < count_started(); ++number) {
       finish(number, Status::error(Code::kClosed, "the communicator was closed"));
     }
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -216,7 +216,7 @@ struct StagedRank {
 
 inline bool has_passed(const Messages& messages) {
   bool passed = false;
-  const Status status = Staging::passed(*messages[0], &passed);
+  const Status status = Staging::check_passed(*messages[0], &passed);
   CHECK(status.ok(), "%s", status.message().c_str());
   return passed;
 }
@@ -226,7 +226,7 @@ inline Status failure_of(const Messages& messages) {
   await(
       [&] {
         bool passed = false;
-        status = Staging::passed(*messages[0], &passed);
+        status = Staging::check_passed(*messages[0], &passed);
         return passed;
       },
       "the message has no end");

@@ -54,7 +54,7 @@ struct Posted {
 class Harness {
  public:
   void run(const std::uint8_t* data, std::size_t bytes) {
-    while (bytes > sizeof(transport::SegmentHeader) && !mailbox_.broken()) {
+    while (bytes > sizeof(transport::SegmentHeader) && !mailbox_.is_broken()) {
       transport::SegmentHeader header;
       std::memcpy(&header, data, sizeof(header));
       const std::uint8_t choices = data[sizeof(header)];
@@ -90,7 +90,7 @@ class Harness {
     channel_.put(header, data);
     (void)mailbox_.advance_recvs(channel_, true);
     PYCOLL_ASSERT(channel_.peek() == nullptr, "a segment stays");
-    if (mailbox_.broken()) return;
+    if (mailbox_.is_broken()) return;
     if (!arriving_) {
       ++messages_;
       total_ = header.agreement;

@@ -112,7 +112,7 @@ class Channels {
   Status attach(const std::vector<Offer>& all, Upload& upload);
   Finding attach_one(std::uint32_t peer, const Offer& offer);
   Status map_process(std::uint32_t peer, const Offer& offer, Address* address);
-  Probed probed(std::uint32_t writer, std::uint32_t owner) const;
+  Probed find_probed(std::uint32_t writer, std::uint32_t owner) const;
   Status verify(const Findings& all, Upload& upload);
   Status find_out(const Exchange& exchange, Status status, Upload& upload, Findings* all);
   Status connect_proxied(const Exchange& exchange, const Findings& all, Upload& upload,

@@ -187,7 +187,7 @@ Status Channels::attach(const std::vector<Offer>& all, Upload& upload) {
     Finding& found = findings_[peer] = attach_one(peer, all[peer]);
     if (found.way != Finding::Way::kReached || peer == mine_.rank) continue;
     bool agrees = false;
-    Status status = write_pattern(upload, probed(mine_.rank, peer), &agrees);
+    Status status = write_pattern(upload, find_probed(mine_.rank, peer), &agrees);
     if (!status.ok()) return status;
     if (!agrees) found = {Finding::Way::kCorrupt, kCorrupts};
   }
@@ -233,7 +233,7 @@ Status Channels::map_process(std::uint32_t peer, const Offer& offer, Address* ad
 }
 
 // The memory that `writer` writes in the channel memory of `owner`, as this rank sees it.
-Probed Channels::probed(std::uint32_t writer, std::uint32_t owner) const {
+Probed Channels::find_probed(std::uint32_t writer, std::uint32_t owner) const {
   const Address base = std::bit_cast<Address>(bases_[owner]);
   return {writer, owner, base + share_of_peer(shape_, Protocol::kSimple, writer),
           share_bytes(shape_, Protocol::kSimple)};
@@ -244,7 +244,7 @@ Status Channels::verify(const Findings& all, Upload& upload) {
   for (std::uint32_t peer = 0; peer < mine_.size; ++peer) {
     if (peer == mine_.rank || all[peer][mine_.rank].way != Finding::Way::kReached) continue;
     bool agrees = false;
-    Status status = read_pattern(upload, probed(peer, mine_.rank), &agrees);
+    Status status = read_pattern(upload, find_probed(peer, mine_.rank), &agrees);
     if (!status.ok()) return status;
     if (!agrees) findings_[peer] = {Finding::Way::kCorrupt, kCorrupts};
   }

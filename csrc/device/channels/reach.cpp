@@ -8,7 +8,7 @@ namespace {
 
 using Way = Finding::Way;
 
-Status garbled() {
+Status refuse_garbled() {
   return Status::error(Code::kTransport, "device arrays: ranks run different versions of pycoll");
 }
 
@@ -51,11 +51,11 @@ Status from_told(const std::vector<std::string>& texts, Findings* all) {
     std::vector<Finding>& row = all->emplace_back();
     while (!rest.empty()) {
       const std::size_t end = rest.find('\0');
-      if (end == std::string_view::npos || end == 0 || !is_way(rest[0])) return garbled();
+      if (end == std::string_view::npos || end == 0 || !is_way(rest[0])) return refuse_garbled();
       row.push_back({static_cast<Way>(rest[0]), std::string(rest.substr(1, end - 1))});
       rest.remove_prefix(end + 1);
     }
-    if (row.size() != texts.size()) return garbled();
+    if (row.size() != texts.size()) return refuse_garbled();
   }
   return Status();
 }

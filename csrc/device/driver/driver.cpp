@@ -95,7 +95,7 @@ struct Library {
   Library() { (void)open_driver("libcuda.so.1", &driver, &missing); }
 };
 
-std::string failed(const Driver& driver, const char* what, int error) {
+std::string describe_failure(const Driver& driver, const char* what, int error) {
   const char* text = nullptr;
   if (driver.error_text(error, &text) != 0 || text == nullptr) text = "unknown error";
   return std::string("of no use: ") + what + " gives error " + std::to_string(error) + " (" + text +
@@ -192,14 +192,15 @@ Status check(const Driver& driver, int error, const std::string& what) {
 }
 
 std::string driver_summary(const Driver& driver) {
-  if (const int error = driver.init(0); error != 0) return failed(driver, "cuInit", error);
+  if (const int error = driver.init(0); error != 0)
+    return describe_failure(driver, "cuInit", error);
   int version = 0;
   int count = 0;
   if (const int error = driver.driver_version(&version); error != 0) {
-    return failed(driver, "cuDriverGetVersion", error);
+    return describe_failure(driver, "cuDriverGetVersion", error);
   }
   if (const int error = driver.device_count(&count); error != 0) {
-    return failed(driver, "cuDeviceGetCount", error);
+    return describe_failure(driver, "cuDeviceGetCount", error);
   }
   std::string text = "driver " + std::to_string(version / 1000) + "." +
                      std::to_string(version % 1000 / 10) + ", " + std::to_string(count) +

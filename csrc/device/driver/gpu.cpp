@@ -33,7 +33,7 @@ struct Opened {
   std::mutex mutex;
   std::map<std::pair<const Driver*, int>, std::shared_ptr<const Gpu>> gpus;
 };
-Opened& opened() {
+Opened& get_opened() {
   // Never destroyed: threads may call until the process ends.
   static Opened* const all = new Opened;
   return *all;
@@ -80,7 +80,7 @@ Gpu::Together::~Together() {
 
 Status Gpu::open(const Driver& driver, std::span<const std::byte> image, int ordinal,
                  std::shared_ptr<const Gpu>* gpu) {
-  Opened& all = opened();
+  Opened& all = get_opened();
   const std::lock_guard<std::mutex> lock(all.mutex);
   auto& known = all.gpus[{&driver, ordinal}];
   if (known != nullptr) {

@@ -104,7 +104,7 @@ class Proxied {
   bool send_trial(const Trial& trial) const;
   bool is_over(const Trial& trial) const;
   std::uint32_t trial_bytes() const;
-  Probed probed(std::uint32_t writer, const Peer& peer, std::size_t way) const;
+  Probed find_probed(std::uint32_t writer, const Peer& peer, std::size_t way) const;
 
   Options options_;
   Shape shape_;

@@ -47,7 +47,7 @@ Status Proxied::run_trials(std::vector<Trial>& trials, Upload& upload, Clock& cl
                            std::string* fault) {
   for (const Trial& one : trials) {
     bool agrees = false;
-    Status status = write_pattern(upload, probed(options_.rank, *one.peer, kOut), &agrees);
+    Status status = write_pattern(upload, find_probed(options_.rank, *one.peer, kOut), &agrees);
     if (!status.ok()) return status;
   }
   const Nanoseconds deadline = clock.now() + kTrialLasts;
@@ -106,7 +106,7 @@ Status Proxied::read_trial(const Trial& trial, const transport::Segment& segment
     status = flush_card_writes(*options_.gpu);
   }
   if (!status.ok()) return status;
-  return read_pattern(upload, probed(peer.rank, peer, kIn), agrees);
+  return read_pattern(upload, find_probed(peer.rank, peer, kIn), agrees);
 }
 
 bool Proxied::send_trial(const Trial& trial) const {
@@ -133,7 +133,7 @@ std::uint32_t Proxied::trial_bytes() const {
 }
 
 // This rank's first slot of that direction, with the pattern that `writer` sends.
-Probed Proxied::probed(std::uint32_t writer, const Peer& peer, std::size_t way) const {
+Probed Proxied::find_probed(std::uint32_t writer, const Peer& peer, std::size_t way) const {
   const std::uint32_t reader = writer == options_.rank ? peer.rank : options_.rank;
   return {writer, reader, std::bit_cast<Address>(peer.device.slots[way]), trial_bytes()};
 }

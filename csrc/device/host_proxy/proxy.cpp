@@ -314,7 +314,7 @@ void HostProxy::break_off(Line& line, const std::string& why) {
   why_ = why;
 }
 
-Status HostProxy::lost(const std::string& operation) const {
+Status HostProxy::describe_loss(const std::string& operation) const {
   const std::lock_guard<std::mutex> lock(telling_);
   if (lost_ < 0) return Status();
   return engine::peer_lost_verdict(lost_, why_, operation, options_.names);

@@ -71,7 +71,7 @@ class HostProxy {
   // kTransport if no thread can be started.
   Status start();
   // kPeerLost, naming the rank, if the wire broke to a peer that had not left; otherwise ok.
-  Status lost(const std::string& operation) const;
+  Status describe_loss(const std::string& operation) const;
   // Sends what kernels have written, within `patience`; peers then see an orderly end. Idempotent.
   void close(Nanoseconds patience);
 

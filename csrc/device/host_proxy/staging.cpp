@@ -214,7 +214,7 @@ Status Staging::join(Message& message, StreamHandle stream) {
   return status.ok() ? copy_in(message, stream) : status;
 }
 
-Status Staging::passed(const Message& message, bool* passed) {
+Status Staging::check_passed(const Message& message, bool* passed) {
   *passed = message.outcome.done();
   return *passed ? message.outcome.status() : Status();
 }

@@ -92,7 +92,7 @@ class Staging {
   // the host does not wait. Returns the message's failure, if it is known.
   Status join(Message& message, StreamHandle stream);
   // Whether a received array is complete, or a sent message has left this host; or its failure.
-  static Status passed(const Message& message, bool* passed);
+  static Status check_passed(const Message& message, bool* passed);
   // Whether the array is no longer in use.
   static bool is_over(const Message& message);
   // The first message's failure, or ok.

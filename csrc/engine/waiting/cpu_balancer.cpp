@@ -36,7 +36,7 @@ int CpuBalancer::better_core(Clock& clock) {
   for (transport::CoreHints* medium : media_) medium->tell_core(own);
   if (++waits_ % kWaitsPerLook != 0) return -1;
   look(own);
-  if (!oversubscribed(own)) return -1;
+  if (!is_oversubscribed(own)) return -1;
   const int better = less_loaded_core(cores_, rank_, usable_core_numbers());
   if (better < 0) return -1;
   const Nanoseconds now = clock.now();
@@ -56,7 +56,7 @@ void CpuBalancer::look(int own) {
 }
 
 // Whether `own` runs more ranks than its even share.
-bool CpuBalancer::oversubscribed(int own) const {
+bool CpuBalancer::is_oversubscribed(int own) const {
   const auto away = std::count(cores_.begin(), cores_.end(), -1);
   const auto known = static_cast<std::ptrdiff_t>(cores_.size()) - away;
   return (std::count(cores_.begin(), cores_.end(), own) - 1) * usable_ >= known;

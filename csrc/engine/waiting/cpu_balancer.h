@@ -38,7 +38,7 @@ class CpuBalancer {
   static constexpr Nanoseconds kPause = 10'000'000;
 
   void look(int own);
-  bool oversubscribed(int own) const;
+  bool is_oversubscribed(int own) const;
 
   int rank_;
   int usable_;

@@ -19,7 +19,7 @@ class Gate {
   void unlock() { mutex_.unlock(); }
 
   // True while another thread waits in lock(). The holder may call it as often as it likes.
-  bool wanted() const { return wanted_.load(std::memory_order_relaxed); }
+  bool is_wanted() const { return wanted_.load(std::memory_order_relaxed); }
 
   // Lets a waiting thread in, and takes the lock again
   // after it. Requires: the caller holds the lock.

@@ -45,21 +45,21 @@ class WaitStrategy {
   bool yield() { return yields_ < yields_max_ && ++yields_ > 0; }
   // Call it after a yield with its duration, which
   // tells whether another thread has run on this core.
-  void yielded(std::int64_t nanoseconds) { switched_ = nanoseconds >= kSwitchNanoseconds; }
+  void note_yield(std::int64_t nanoseconds) { switched_ = nanoseconds >= kSwitchNanoseconds; }
   // Whether something moved right after another thread had run on this core.
   bool met() const { return met_; }
   // Whether a look at the channels is enough around this yield. Other threads want the core, and
   // with few cores most waits end after one or two yields.
-  bool hurried() const {
+  bool is_hurried() const {
     return yields_ < yields_max_ && yields_ % kYieldsPerWatch != kYieldsPerWatch - 1;
   }
-  // While hurried(): whether to poll all media nevertheless, so that losses are noticed.
+  // While is_hurried(): whether to poll all media nevertheless, so that losses are noticed.
   bool asks() const { return yields_ % kYieldsPerPoll == kYieldsPerPoll - 1; }
 
-  // Whether so much has moved since the last looked() that
+  // Whether so much has moved since the last note_look() that
   // deadlines, peers and signals must be checked.
   bool overdue() const { return moves_ >= kMovesMax; }
-  void looked() { moves_ = 0; }
+  void note_look() { moves_ = 0; }
 
  private:
   // With a core per rank a thread first spins. Then it yields between its looks, because the

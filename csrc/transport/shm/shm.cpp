@@ -24,7 +24,7 @@ constexpr Nanoseconds kLivenessPeriod = 1'000'000;
 constexpr std::uint32_t kPollsPerClock = 16;
 constexpr std::uint32_t kDoorbellEvent = ~std::uint32_t{0};
 
-Status failed(const std::string& what, std::vector<int> ranks = {}) {
+Status make_failure(const std::string& what, std::vector<int> ranks = {}) {
   return Status::error(Code::kTransport,
                        "shared memory: " + what + ": " + std::generic_category().message(errno),
                        std::move(ranks));
@@ -91,13 +91,13 @@ Status ShmTransport::open() {
   events_.reset(::epoll_create1(EPOLL_CLOEXEC));
   if (!doorbell_.valid() || !events_.valid() ||
       !watch(events_.get(), doorbell_.get(), EPOLLIN, kDoorbellEvent)) {
-    return failed("rank " + std::to_string(rank_) +
-                  " cannot make its doorbell (is `ulimit -n` too low?)");
+    return make_failure("rank " + std::to_string(rank_) +
+                        " cannot make its doorbell (is `ulimit -n` too low?)");
   }
   int ends[2];
   if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) != 0) {
-    return failed("rank " + std::to_string(rank_) +
-                  " cannot make its lifeline (is `ulimit -n` too low?)");
+    return make_failure("rank " + std::to_string(rank_) +
+                        " cannot make its lifeline (is `ulimit -n` too low?)");
   }
   inbox_.reset(ends[0]);
   lifeline_.reset(ends[1]);
@@ -131,7 +131,7 @@ Status ShmTransport::attach(int peer, UniqueFd shared_file, UniqueFd doorbell, U
   const bool fenced = !barriers_ || identity.barriers_when_arming == 0;
   if (liveness.valid() &&
       !watch(events_.get(), liveness.get(), EPOLLRDHUP, static_cast<std::uint32_t>(peer))) {
-    return failed("cannot watch the process of rank " + std::to_string(peer), {peer});
+    return make_failure("cannot watch the process of rank " + std::to_string(peer), {peer});
   }
   auto& link = links_[static_cast<std::size_t>(peer)];
   link = std::make_unique<ShmLink>(shm::LinkOptions{rank_, size_, peer, pid, fenced, stores_},

@@ -32,7 +32,7 @@ void NoticeWriter::close() {
 
 const Notice& NoticeReader::newest() {
   for (int attempt = 0; attempt < kReadAttempts; ++attempt) {
-    const std::uint64_t number = posted();
+    const std::uint64_t number = count_posted();
     if (number == last_number_ || try_read(number)) break;
   }
   return last_;
@@ -44,7 +44,7 @@ bool NoticeReader::try_read(std::uint64_t number) {
   for (std::size_t i = 0; i < std::size(words); ++i) words[i] = load_acquire(place.words[i]);
   // The owner reuses this place for notice number + kNoticePlaces. It starts to do so only after it
   // has published the notice before that one.
-  if (posted() - number >= kNoticePlaces - 1) return false;
+  if (count_posted() - number >= kNoticePlaces - 1) return false;
   std::memcpy(&last_, words, sizeof(last_));
   last_.detail[sizeof(last_.detail) - 1] = '\0';
   last_number_ = number;
@@ -118,8 +118,8 @@ void ShmLink::post(const Notice& notice) {
 }
 
 bool ShmLink::refresh() {
-  const std::uint64_t posted = reader_.posted();
-  const bool closed = reader_.closed();
+  const std::uint64_t posted = reader_.count_posted();
+  const bool closed = reader_.is_closed();
   if (fault_.found && state_ != LinkState::kLost) {
     state_ = LinkState::kLost;
     reason_ = "process " + std::to_string(options_.pid) + " sent a malformed segment: " +
@@ -140,7 +140,7 @@ bool ShmLink::refresh() {
 }
 
 bool ShmLink::has_news() {
-  bool news = reader_.posted() != seen_notices_ || reader_.closed() != seen_closed_;
+  bool news = reader_.count_posted() != seen_notices_ || reader_.is_closed() != seen_closed_;
   for (const auto& channel : sends_) news |= channel != nullptr && channel->has_news();
   for (const auto& channel : recvs_) news |= channel != nullptr && channel->has_news();
   return news;

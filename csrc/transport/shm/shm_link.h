@@ -36,8 +36,8 @@ class NoticeReader {
   // `control` outlives the reader.
   explicit NoticeReader(const Control* control) : control_(control) {}
 
-  std::uint64_t posted() const { return load_ordered(control_->news.notices); }
-  bool closed() const { return load_ordered(control_->news.closed) != 0; }
+  std::uint64_t count_posted() const { return load_ordered(control_->news.notices); }
+  bool is_closed() const { return load_ordered(control_->news.closed) != 0; }
   // Returns the newest notice, or an earlier complete one while the owner posts faster
   // than this rank can copy.
   const Notice& newest();

@@ -114,11 +114,11 @@ class TcpSendChannel final : public SendChannel, private SourceRecord {
 
   // The functions below are for the streams.
   std::uint32_t number() const { return number_; }
-  // The segment; its memory stays valid until written(). Requires: the segment was submitted to a
-  // stream and is not yet written.
+  // The segment; its memory stays valid until note_written(). Requires: the segment was submitted
+  // to a stream and is not yet written.
   const Segment& at(std::uint32_t segment) const { return segments_[segment % kTcpDepth]; }
   // Releases the segment's memory: the kernel has taken it whole, or it will never be sent.
-  void written(std::uint32_t segment) { written_.add(segment); }
+  void note_written(std::uint32_t segment) { written_.add(segment); }
   // Takes the peer's counter of released segments; false if it counts segments that were not sent.
   [[nodiscard]] bool accept_released(std::uint8_t released);
   // Copies unwritten segments into the slot buffers, so that the caller may reuse its memory.

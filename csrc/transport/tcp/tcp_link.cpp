@@ -110,7 +110,7 @@ bool TcpLink::look_for_silence(Nanoseconds now) {
   if (state_ != LinkState::kOpen) return false;
   for (Socket& socket : sockets_) {
     if (socket.stream->state() != TcpStream::State::kOpen) continue;
-    if (socket.watch.vanished(silence_of(socket.stream->fd()), now)) {
+    if (socket.watch.has_vanished(silence_of(socket.stream->fd()), now)) {
       socket.stream->fail("no answer from " + socket.stream->address() + " for " +
                           std::to_string(VanishWatch::kPatience / 1'000'000'000) +
                           " s: its host is down or cannot be reached");

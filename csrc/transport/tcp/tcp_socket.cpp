@@ -152,7 +152,7 @@ Silence silence_of(int fd) {
   return silence;
 }
 
-bool VanishWatch::vanished(const Silence& silence, Nanoseconds now) {
+bool VanishWatch::has_vanished(const Silence& silence, Nanoseconds now) {
   if (!silence.unanswered) {
     suspicious_ = false;
     return false;

@@ -66,7 +66,7 @@ class VanishWatch {
 
   // True once all checks during at least kPatience found `silence` unanswered and no
   // acknowledgement has arrived since.
-  [[nodiscard]] bool vanished(const Silence& silence, Nanoseconds now);
+  [[nodiscard]] bool has_vanished(const Silence& silence, Nanoseconds now);
 
  private:
   bool suspicious_ = false;

@@ -124,7 +124,7 @@ class TcpStream {
   void finish_frame();
   void accept_notice();
   void end_of_input(int error);
-  void malformed(const std::string& what);
+  void fail_malformed(const std::string& what);
 
   // Output (tcp_stream_out.cpp).
   [[nodiscard]] bool stage_batch(std::size_t* segments);

@@ -127,7 +127,7 @@ void TcpStream::parse() {
     take_payload();
   }
   if (state_ == State::kGoodbye && ahead_begin_ != ahead_end_) {
-    malformed("bytes after its goodbye");
+    fail_malformed("bytes after its goodbye");
   }
   const std::size_t rest = ahead_end_ - ahead_begin_;
   if (ahead_begin_ != 0 && rest != 0) {
@@ -151,7 +151,7 @@ void TcpStream::take_payload() {
 bool TcpStream::begin_frame(const FrameHeader& header) {
   const FrameFault fault = judge(header, frames_in_);
   if (fault != FrameFault::kNone) {
-    malformed(to_text(fault, header, frames_in_));
+    fail_malformed(to_text(fault, header, frames_in_));
     return false;
   }
   ++frames_in_;
@@ -165,7 +165,7 @@ bool TcpStream::begin_frame(const FrameHeader& header) {
   in_payload_ = true;
   if (header.type == FrameType::kNotice) {
     if (notices_ == nullptr) {
-      malformed("a notice on socket " + std::to_string(index_) + ", they travel on socket 0");
+      fail_malformed("a notice on socket " + std::to_string(index_) + ", they travel on socket 0");
       return false;
     }
     target_ = reinterpret_cast<std::byte*>(&notice_in_);
@@ -174,8 +174,9 @@ bool TcpStream::begin_frame(const FrameHeader& header) {
         channels_.recv(header.channel)
             .begin({header.sequence, header.agreement, header.bytes, header.tag}, header.segment);
     if (target_ == nullptr) {
-      malformed("segment " + std::to_string(header.segment) +
-                ", sent before or beyond the credits of channel " + std::to_string(header.channel));
+      fail_malformed("segment " + std::to_string(header.segment) +
+                     ", sent before or beyond the credits of channel " +
+                     std::to_string(header.channel));
       return false;
     }
   }
@@ -187,8 +188,8 @@ bool TcpStream::accept_counters(const FrameHeader& header) {
     const std::uint8_t released = header.released[number];
     TcpSendChannel* channel = is_home(number) ? channels_.used_send(number) : nullptr;
     if (channel != nullptr ? channel->accept_released(released) : released == 0) continue;
-    malformed("it counts " + std::to_string(released) + " released segments of channel " +
-              std::to_string(number) + ", more than were sent");
+    fail_malformed("it counts " + std::to_string(released) + " released segments of channel " +
+                   std::to_string(number) + ", more than were sent");
     return false;
   }
   return true;
@@ -231,7 +232,7 @@ void TcpStream::end_of_input(int error) {
        (between ? "" : " in the middle of a frame") + ": its process has ended" + elsewhere);
 }
 
-void TcpStream::malformed(const std::string& what) {
+void TcpStream::fail_malformed(const std::string& what) {
   fail("malformed frame from " + address_ + ": " + what);
 }
 

@@ -34,7 +34,7 @@ TcpStream::TcpStream(UniqueFd socket, std::uint32_t index, std::uint32_t stride,
       address_(std::move(address)) {}
 
 void TcpStream::submit(TcpSendChannel& channel, std::uint32_t segment) {
-  if (output_over_) return channel.written(segment);
+  if (output_over_) return channel.note_written(segment);
   PYCOLL_ASSERT(waiting_count_ < waiting_.size(), "%zu segments wait on one socket",
                 waiting_count_);
   waiting_[(waiting_begin_ + waiting_count_) % waiting_.size()] = {&channel, segment};
@@ -193,7 +193,7 @@ void TcpStream::account(std::size_t bytes) {
     const std::size_t whole = sizeof(FrameHeader) + front.header.bytes;
     if (front_done_ < whole) return;
     front_done_ -= whole;
-    if (front.channel != nullptr) front.channel->written(front.segment);
+    if (front.channel != nullptr) front.channel->note_written(front.segment);
     ++batch_begin_;
   }
 }
@@ -202,11 +202,11 @@ void TcpStream::abandon_output() {
   output_over_ = true;
   for (; batch_begin_ != batch_end_; ++batch_begin_) {
     const OutFrame& frame = batch_[batch_begin_];
-    if (frame.channel != nullptr) frame.channel->written(frame.segment);
+    if (frame.channel != nullptr) frame.channel->note_written(frame.segment);
   }
   for (; waiting_count_ != 0; --waiting_count_) {
     const Waiting& waiting = waiting_[waiting_begin_];
-    waiting.channel->written(waiting.segment);
+    waiting.channel->note_written(waiting.segment);
     waiting_begin_ = (waiting_begin_ + 1) % waiting_.size();
   }
 }

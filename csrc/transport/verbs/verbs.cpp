@@ -50,7 +50,7 @@ class Medium final : public VerbsTransport {
   void disarm() override;
   int event_fd() const override { return events_.get(); }
   void let_go(LetGo what) override;
-  RegistrationFacts registered() const override { return ports_->facts(); }
+  RegistrationFacts registration_facts() const override { return ports_->facts(); }
   bool keep(std::byte* data, std::size_t bytes) override { return ports_->keep(data, bytes); }
   void lapse(const std::byte* data, std::size_t bytes) override { ports_->lapse(data, bytes); }
   Status enter(const Region& region) override { return ports_->enter(region); }
@@ -140,13 +140,13 @@ Status Medium::prepare(int peer, const std::vector<int>& rails, std::string* add
 void Medium::forget(int peer) {
   if (!check_peer(peer).ok()) return;
   auto& place = by_rank_[static_cast<std::size_t>(peer)];
-  if (place != nullptr && !place->connected()) place.reset();
+  if (place != nullptr && !place->is_connected()) place.reset();
 }
 
 Status Medium::attach(int peer, const std::string& address, UniqueFd liveness, std::string name) {
   if (Status status = check_peer(peer); !status.ok()) return status;
   VerbsLink* link = by_rank_[static_cast<std::size_t>(peer)].get();
-  if (link == nullptr || link->connected()) {
+  if (link == nullptr || link->is_connected()) {
     return Status::error(Code::kInvalidArgument,
                          "verbs: peer " + std::to_string(peer) +
                              (link == nullptr ? " is not prepared" : " is attached already"));
@@ -166,7 +166,7 @@ Status Medium::attach(int peer, const std::string& address, UniqueFd liveness, s
 Link* Medium::link(int peer) {
   PYCOLL_ASSERT(peer >= 0 && peer < size_, "peer %d of %d", peer, size_);
   VerbsLink* link = by_rank_[static_cast<std::size_t>(peer)].get();
-  return link != nullptr && link->connected() ? link : nullptr;
+  return link != nullptr && link->is_connected() ? link : nullptr;
 }
 
 bool Medium::poll() {
@@ -208,15 +208,15 @@ bool Medium::take(const ibv_wc& completion) {
   if (completion.status != IBV_WC_SUCCESS) {
     // The device may have reported the reason, which belongs in the link's error text.
     (void)look_at_trouble();
-    link.failed(rail, completion);
+    link.handle_failure(rail, completion);
     failures_ = true;
-    if (!Queue::is_receive(completion.wr_id)) (void)link.sent(rail, completion.wr_id);
+    if (!Queue::is_receive(completion.wr_id)) (void)link.handle_send(rail, completion.wr_id);
     if (open && link.state() == LinkState::kClosed) drop_liveness(link);
     return open;
   }
   const bool news = Queue::is_receive(completion.wr_id)
-                        ? link.received(rail, ntohl(completion.imm_data), completion.byte_len)
-                        : link.sent(rail, completion.wr_id);
+                        ? link.handle_receive(rail, ntohl(completion.imm_data), completion.byte_len)
+                        : link.handle_send(rail, completion.wr_id);
   if (open && link.state() != LinkState::kOpen) drop_liveness(link);
   return news;
 }

@@ -110,12 +110,13 @@ class VerbsTransport : public Transport, public Regions {
                         std::string name) = 0;
 
   // The state of all registrations, summed over the ports. Any thread.
-  virtual verbs::RegistrationFacts registered() const = 0;
+  virtual verbs::RegistrationFacts registration_facts() const = 0;
 
   // Registers ordinary memory, so that it is sent without a copy. The registration ends after as
   // many calls of lapse() with the same arguments, or with close(). The caller promises that the
   // same pages stay at these addresses until then, and may be written. Returns false if the memory
-  // cannot be registered: it is then sent by copies, and registered() has the reason. Any thread.
+  // cannot be registered: it is then sent by copies, and registration_facts() has the reason. Any
+  // thread.
   [[nodiscard]] virtual bool keep(std::byte* data, std::size_t bytes) = 0;
   virtual void lapse(const std::byte* data, std::size_t bytes) = 0;
 

@@ -149,7 +149,7 @@ VerbsSendChannel::Route VerbsSendChannel::route() const {
   return made;
 }
 
-void VerbsSendChannel::posted(std::uint64_t position) {
+void VerbsSendChannel::note_posted(std::uint64_t position) {
   free_at_[posted_ % kVerbsDepth] = position;
   ++posted_;
 }
@@ -217,8 +217,8 @@ bool VerbsRecvChannel::expects(std::uint16_t number, std::uint32_t* segment) con
   return received_ - announced_ + ahead < kVerbsDepth && !early_[*segment % kVerbsDepth];
 }
 
-void VerbsRecvChannel::received(std::uint32_t segment, const SegmentHeader& header,
-                                bool written_directly) {
+void VerbsRecvChannel::note_received(std::uint32_t segment, const SegmentHeader& header,
+                                     bool written_directly) {
   headers_[segment % kVerbsDepth] = header;
   written_directly_[segment % kVerbsDepth] = written_directly;
   early_[segment % kVerbsDepth] = true;

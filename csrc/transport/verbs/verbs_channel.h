@@ -52,7 +52,7 @@ class VerbsSendChannel final : public SendChannel, SourceRecord, ZeroCopySender,
   Route route() const;
   // The next segment was given to the device, which reads the slot and the source until `position`
   // is done.
-  void posted(std::uint64_t position);
+  void note_posted(std::uint64_t position);
   // Accepts the peer's count of released segments, given modulo 2^bits. Returns false if it counts
   // segments that were never sent.
   [[nodiscard]] bool accept_released(std::uint32_t released, int bits);
@@ -126,7 +126,7 @@ class VerbsRecvChannel final : public RecvChannel {
   // receives its full number.
   bool expects(std::uint16_t number, std::uint32_t* segment) const;
   // Records an arrived segment. Requires: expects() returned `segment`.
-  void received(std::uint32_t segment, const SegmentHeader& header, bool written_directly);
+  void note_received(std::uint32_t segment, const SegmentHeader& header, bool written_directly);
   // Returns the count of released segments for the next message to the peer.
   std::uint32_t announce();
   // True if the peer should receive the count now, even without a segment in its direction, because

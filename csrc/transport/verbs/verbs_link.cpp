@@ -128,8 +128,8 @@ void VerbsLink::credit_due(std::uint32_t number, bool now) {
   if (now) (void)flush();
 }
 
-bool VerbsLink::sent(std::uint32_t index, std::uint64_t id) {
-  rails_[index].queue().sent(id);
+bool VerbsLink::handle_send(std::uint32_t index, std::uint64_t id) {
+  rails_[index].queue().note_send(id);
   silence_ends_ = kForever;
   if (goodbye_received_ && state_ == LinkState::kOpen && !reads_user_memory()) {
     end(LinkState::kClosed, "");
@@ -146,7 +146,7 @@ std::string reported_by(const Device& device) {
 
 }  // namespace
 
-void VerbsLink::failed(std::uint32_t index, const ibv_wc& completion) {
+void VerbsLink::handle_failure(std::uint32_t index, const ibv_wc& completion) {
   rails_[index].broken = true;
   if (state_ != LinkState::kOpen || goodbye_received_ || !failure_.empty()) return;
   Device& device = rails_[index].device();

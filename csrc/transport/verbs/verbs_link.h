@@ -28,7 +28,7 @@ class VerbsLink final : public Link {
   Status prepare(std::string* address);
   // As VerbsTransport::attach. Called once, after prepare().
   Status connect(const std::string& address, UniqueFd liveness, std::string name);
-  bool connected() const { return connected_; }
+  bool is_connected() const { return connected_; }
 
   SendChannel& send_channel(std::uint32_t number) override;
   RecvChannel& recv_channel(std::uint32_t number) override;
@@ -57,11 +57,12 @@ class VerbsLink final : public Link {
   Status accept(const std::string& grant);
   // A message has arrived on rail `index`, or requests have completed. Returns true if the owner
   // can make progress.
-  [[nodiscard]] bool received(std::uint32_t index, std::uint32_t immediate, std::uint32_t bytes);
-  [[nodiscard]] bool sent(std::uint32_t index, std::uint64_t id);
+  [[nodiscard]] bool handle_receive(std::uint32_t index, std::uint32_t immediate,
+                                    std::uint32_t bytes);
+  [[nodiscard]] bool handle_send(std::uint32_t index, std::uint64_t id);
   // A send or receive request has failed. judge() decides what follows, after all earlier
   // completions have been taken: the peer may have closed in good order on another device.
-  void failed(std::uint32_t index, const ibv_wc& completion);
+  void handle_failure(std::uint32_t index, const ibv_wc& completion);
   // Ends the link after a failed request. If this rank's own device gave up, the link first gives
   // it a grace period to report the reason.
   void judge(Nanoseconds now);
@@ -123,7 +124,7 @@ class VerbsLink final : public Link {
   [[nodiscard]] bool receive_credit(const Rail& rail, Immediate what);
   [[nodiscard]] bool receive_notice(const Rail& rail, Immediate what);
   [[nodiscard]] bool receive_goodbye(Rail& rail);
-  [[nodiscard]] bool malformed(const std::string& what);
+  [[nodiscard]] bool fail_malformed(const std::string& what);
   void drop_output();
   void end(LinkState state, std::string reason);
   // A rail whose port is in trouble and still owes completions, or nullptr.

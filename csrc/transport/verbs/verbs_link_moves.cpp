@@ -86,9 +86,9 @@ void VerbsLink::post_segment(VerbsSendChannel& channel) {
       payload_of(route, rail, rail.piece(slot + kPayloadAt, bytes))};
   Queue& queue = rail.queue();
   if (direct && bytes != 0) {
-    channel.posted(queue.send_behind(pieces[1], pieces[0], immediate));
+    channel.note_posted(queue.send_behind(pieces[1], pieces[0], immediate));
   } else {
-    channel.posted(queue.send(std::span(pieces).subspan(alike ? 1 : 0), immediate));
+    channel.note_posted(queue.send(std::span(pieces).subspan(alike ? 1 : 0), immediate));
   }
 }
 
@@ -187,11 +187,11 @@ bool VerbsLink::goodbye_is_done() const {
 
 // --- input
 
-bool VerbsLink::received(std::uint32_t index, std::uint32_t immediate, std::uint32_t bytes) {
+bool VerbsLink::handle_receive(std::uint32_t index, std::uint32_t immediate, std::uint32_t bytes) {
   Rail& rail = rails_[index];
-  rail.queue().received();
+  rail.queue().note_receive();
   if (state_ != LinkState::kOpen || goodbye_received_) return false;
-  if (rail.ended) return malformed("something follows its goodbye");
+  if (rail.ended) return fail_malformed("something follows its goodbye");
   const Immediate what = Immediate::of(immediate);
   switch (what.kind) {
     case Kind::kSegment:
@@ -208,7 +208,7 @@ bool VerbsLink::received(std::uint32_t index, std::uint32_t immediate, std::uint
     case Kind::kGoodbye:
       return receive_goodbye(rail);
   }
-  return malformed("kind " + std::to_string(static_cast<int>(what.kind)));
+  return fail_malformed("kind " + std::to_string(static_cast<int>(what.kind)));
 }
 
 // Copies the header before checking it, since the peer could still change the original.
@@ -216,9 +216,9 @@ bool VerbsLink::receive_segment(Rail& rail, Immediate what, std::uint32_t bytes)
   std::uint32_t segment = 0;
   if (what.which >= kChannelsMax || !recvs_[what.which].expects(what.number, &segment) ||
       rail_of_segment(what.which, segment, rail_count_) != rail.index()) {
-    return malformed("segment " + std::to_string(what.number) + " of channel " +
-                     std::to_string(what.which) + " was not expected on rail " +
-                     std::to_string(rail.index()));
+    return fail_malformed("segment " + std::to_string(what.number) + " of channel " +
+                          std::to_string(what.which) + " was not expected on rail " +
+                          std::to_string(rail.index()));
   }
   VerbsRecvChannel& channel = recvs_[what.which];
   SlotHeader arrived{.header = rail.last_received, .released = {}};
@@ -229,16 +229,16 @@ bool VerbsLink::receive_segment(Rail& rail, Immediate what, std::uint32_t bytes)
   }
   const std::size_t payload = arrived.header.bytes;
   const bool direct = what.kind == Kind::kWrittenDirectly;
-  if (direct && !granted_) return malformed("a payload was placed where nothing is granted");
+  if (direct && !granted_) return fail_malformed("a payload was placed where nothing is granted");
   // The bytes that the message must have; a payload in the region arrived before it.
   const std::size_t expected = (headed ? sizeof(arrived) : 0) + (direct ? 0 : payload);
   if (payload > kSegmentBytesMax || bytes != expected) {
-    return malformed("a message of " + std::to_string(bytes) + " bytes says " +
-                     std::to_string(payload) + " bytes of payload");
+    return fail_malformed("a message of " + std::to_string(bytes) + " bytes says " +
+                          std::to_string(payload) + " bytes of payload");
   }
   if (headed && !accept_released(rail, arrived)) return true;
   rail.last_received = arrived.header;
-  channel.received(segment, arrived.header, direct);
+  channel.note_received(segment, arrived.header, direct);
   // An earlier release may be due now, because this segment shows that the sender has no more
   // credits.
   if (channel.credit_due()) credit_due(what.which, false);
@@ -250,7 +250,7 @@ bool VerbsLink::accept_released(const Rail& rail, const SlotHeader& arrived) {
   for (std::uint32_t number = 0; number < kChannelsMax; ++number) {
     if (!carries_credits(rail, number)) continue;
     if (!sends_[number].accept_released(arrived.released[number], 8)) {
-      return !malformed("channel " + std::to_string(number) + " released more than was sent");
+      return !fail_malformed("channel " + std::to_string(number) + " released more than was sent");
     }
   }
   return true;
@@ -258,18 +258,18 @@ bool VerbsLink::accept_released(const Rail& rail, const SlotHeader& arrived) {
 
 bool VerbsLink::receive_credit(const Rail& rail, Immediate what) {
   if (what.which >= kChannelsMax || !carries_credits(rail, what.which)) {
-    return malformed("credit of channel " + std::to_string(what.which) +
-                     " was not expected on rail " + std::to_string(rail.index()));
+    return fail_malformed("credit of channel " + std::to_string(what.which) +
+                          " was not expected on rail " + std::to_string(rail.index()));
   }
   if (!sends_[what.which].accept_released(what.number, 16)) {
-    return malformed("channel " + std::to_string(what.which) + " released more than was sent");
+    return fail_malformed("channel " + std::to_string(what.which) + " released more than was sent");
   }
   return true;
 }
 
 bool VerbsLink::receive_notice(const Rail& rail, Immediate what) {
   if (what.which > static_cast<std::uint8_t>(NoticePlace::kFinal)) {
-    return malformed("notice in place " + std::to_string(what.which));
+    return fail_malformed("notice in place " + std::to_string(what.which));
   }
   const auto place = static_cast<NoticePlace>(what.which);
   ++notices_received_;
@@ -303,7 +303,7 @@ bool VerbsLink::receive_goodbye(Rail& rail) {
   return false;
 }
 
-bool VerbsLink::malformed(const std::string& what) {
+bool VerbsLink::fail_malformed(const std::string& what) {
   fail("malformed message from " + name_ + ": " + what);
   return true;
 }

@@ -25,7 +25,7 @@ constexpr std::uint8_t kRetries = 6;
 constexpr std::uint8_t kNotReadyTimer = 12;
 
 ibv_qp_attr attributes(ibv_qp_state state) {
-  auto made = cleared<ibv_qp_attr>();
+  auto made = make_cleared<ibv_qp_attr>();
   made.qp_state = state;
   return made;
 }
@@ -40,7 +40,7 @@ Queue::Queue(const Device& device, std::uint32_t number, std::uint32_t rails)
 
 Status Queue::open() {
   for (const std::uint32_t inline_bytes : kInlineSizes) {
-    auto wanted = cleared<ibv_qp_init_attr>();
+    auto wanted = make_cleared<ibv_qp_init_attr>();
     wanted.send_cq = wanted.recv_cq = device_.completions();
     wanted.qp_type = IBV_QPT_RC;
     wanted.cap.max_send_wr = kSends;
@@ -210,7 +210,7 @@ bool Queue::post_receives(std::uint32_t count) {
   return true;
 }
 
-void Queue::received() {
+void Queue::note_receive() {
   if (++unposted_receives_ < kReceiveBatch) return;
   unposted_receives_ = 0;
   (void)post_receives(kReceiveBatch);

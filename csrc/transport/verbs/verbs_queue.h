@@ -98,8 +98,8 @@ class Queue {
   static std::uint32_t number_of(std::uint64_t id) {
     return static_cast<std::uint32_t>(id >> 32) & 0x7fff'ffff;
   }
-  void sent(std::uint64_t id) { completed_ += static_cast<std::uint32_t>(id - completed_); }
-  void received();
+  void note_send(std::uint64_t id) { completed_ += static_cast<std::uint32_t>(id - completed_); }
+  void note_receive();
 
  private:
   static constexpr std::uint32_t kRequestsPerSend = 2;

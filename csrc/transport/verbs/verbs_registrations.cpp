@@ -223,7 +223,7 @@ std::string Registrations::refusal_of(std::size_t bytes, int error) const {
       .message();
 }
 
-void Registrations::freed(const std::byte* begin, std::size_t bytes) {
+void Registrations::note_freed(const std::byte* begin, std::size_t bytes) {
   const std::lock_guard lock(mutex_);
   const auto first = reinterpret_cast<std::uintptr_t>(begin);
   auto piece = pieces_.lower_bound(first);

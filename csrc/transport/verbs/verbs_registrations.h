@@ -79,7 +79,7 @@ class Registrations final : private shm::ArenaWatcher {
     std::uint32_t holders = 0;
   };
 
-  void freed(const std::byte* begin, std::size_t bytes) override;
+  void note_freed(const std::byte* begin, std::size_t bytes) override;
   [[nodiscard]] Registration* find(std::uintptr_t begin, std::size_t bytes);
   [[nodiscard]] Registration* find_kept(std::uintptr_t begin, std::size_t bytes);
   bool children_have_copies();

@@ -278,7 +278,7 @@ class Section {
       const std::uint64_t at = above + (equal < bound.left ? equal : bound.left);
       if ((is_above || (is_equal && equal < bound.left)) && at < coding_.number) {
         store(places() + at, static_cast<std::uint32_t>(index + i));
-        store(chosen() + at, Real<float>::encode(some.at[i]));
+        store(chosen_values() + at, Real<float>::encode(some.at[i]));
         if (coding_.rests != nullptr) store(coding_.rests + index + i, 0.0f);
         if (coding_.masks != nullptr) store(coding_.masks + index + i, 0.0f);
       }
@@ -290,7 +290,7 @@ class Section {
   PYCOLL_DEVICE std::uint32_t* places() const {
     return reinterpret_cast<std::uint32_t*>(coding_.codes);
   }
-  PYCOLL_DEVICE float* chosen() const {
+  PYCOLL_DEVICE float* chosen_values() const {
     return reinterpret_cast<float*>(coding_.codes) + coding_.number;
   }
 
@@ -322,7 +322,7 @@ class Section {
     }
     PYCOLL_NO_UNROLL
     for (std::uint64_t at = begin_ + lane_; at < end_; at += kWarp) {
-      float value = load(chosen() + at);
+      float value = load(chosen_values() + at);
       float* to = coding_.result + load(places() + at);
       if (coding_.phase != 0) value = load(to) + value;
       store(to, Real<float>::encode(value));

@@ -54,7 +54,7 @@ struct Api {
 
 // A struct of libibverbs with zero in every field. Some of its enums have no enumerator of value 0.
 template <typename Struct>
-Struct cleared() {
+Struct make_cleared() {
   static_assert(std::is_trivially_copyable_v<Struct>);
   Struct made;
   std::memset(&made, 0, sizeof(made));

@@ -65,8 +65,8 @@ class Device {
   Owned<ibv_pd> domain_;
   Owned<ibv_comp_channel> channel_;
   Owned<ibv_cq> completions_;
-  ibv_port_attr port_facts_ = cleared<ibv_port_attr>();
-  ibv_gid gid_ = cleared<ibv_gid>();
+  ibv_port_attr port_facts_ = make_cleared<ibv_port_attr>();
+  ibv_gid gid_ = make_cleared<ibv_gid>();
   std::string trouble_;
 };
 
