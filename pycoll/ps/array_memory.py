@@ -53,8 +53,8 @@ def _bytes_of(x: Any) -> Bytes | None:
     if torch is not None and isinstance(x, torch.Tensor):
         plain = x.detach()
         if plain.is_contiguous() and not plain.is_conj() and not plain.is_neg():
-            found: Bytes = plain.reshape(-1).view(torch.uint8).numpy()
-            return found
+            flat: Bytes = plain.reshape(-1).view(torch.uint8).numpy()
+            return flat
     return None
 
 
@@ -65,7 +65,7 @@ class Target(NamedTuple):
     finish: Callable[[], Any]
 
 
-def into(out: Any, terms: Terms) -> Target:
+def target_in(out: Any, terms: Terms) -> Target:
     """Return the target of a result in ``out``. Raises InvalidArgumentError where it does not
     fit."""
     view = output_view(out, terms.dtype, terms.shape, None, True)
@@ -76,7 +76,7 @@ def into(out: Any, terms: Terms) -> Target:
     return _target(out, view, lambda: out)
 
 
-def new(framework: Framework, like: Any, terms: Terms) -> Target:
+def new_target(framework: Framework, like: Any, terms: Terms) -> Target:
     """Return the target of a new result of the kind of ``like``."""
     memory = framework.empty(like, terms.shape, terms.dtype)
     return _target(memory, framework.result(memory), lambda: framework.finish(like, memory))

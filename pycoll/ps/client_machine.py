@@ -32,8 +32,8 @@ class Request:
     """
 
     __slots__ = (
-        *("answer", "failure", "is_counted", "lost", "message", "receiver", "slowest"),
-        *("target", "then"),
+        *("answer", "failure", "is_in_window", "lost", "message", "on_end"),
+        *("receiving_from", "slowest", "target"),
     )
 
     def __init__(self, message: Message, target: Any) -> None:
@@ -44,11 +44,11 @@ class Request:
         self.lost: tuple[int, ...] = ()
         self.slowest: tuple[int, int] | None = None
         #: Whether it is one of the pushes on their way.
-        self.is_counted = False
+        self.is_in_window = False
         #: The server whose answer is being received in ``target``, for the owner.
-        self.receiver: int | None = None
+        self.receiving_from: int | None = None
         #: Called when the request has ended.
-        self.then: Callable[[Request], None] | None = None
+        self.on_end: Callable[[Request], None] | None = None
 
     @property
     def ended(self) -> bool:
@@ -61,7 +61,7 @@ class Request:
         return self.answer is not None and bool(self.answer.flags & DROPPED)
 
 
-class _Lane:
+class _ShardQueue:
     """The requests of one shard. ``seq``: the number of the newest update that was sent."""
 
     def __init__(self, seq: int) -> None:
@@ -69,7 +69,7 @@ class _Lane:
         self.waiting: list[tuple[int, int, int, Request]] = []
         self.updates: dict[int, Request] = {}
         self.reads: dict[int, Request] = {}
-        self.pushing = 0
+        self.in_window = 0
         #: Requests before and after a fence keep their order.
         self.epoch = 0
         #: By key the lowest priority that waits, so requests of a key keep their order.
@@ -89,19 +89,19 @@ class ClientMachine:
         self.me = me
         self.view = view
         self.out: list[tuple[int, Message]] = []
-        self._lanes = [_Lane(first) for _ in view.chains]
+        self._queues = [_ShardQueue(first) for _ in view.chains]
         self._numbers = first
         #: By shard its newest servers, also when they are gone.
         self._holders = list(view.chains)
         #: The servers whose connections are gone, or that take part in no view any more.
         self.gone: set[int] = set()
-        #: The servers that join, with which the owner shall connect, and call ``arrive``.
+        #: The servers that join, with which the owner shall connect, and call ``note_connected``.
         self.newcomers: list[Newcomer] = []
         self._joins = view.joins
         #: Where this worker is a newcomer: its number, the servers that have connected with it, and
         #: those that have not yet.
         self._serial = 0
-        self._met: list[int] = []
+        self._connected: list[int] = []
         self.expected: set[int] = set()
 
     def add(
@@ -109,62 +109,62 @@ class ClientMachine:
         message: Message,
         priority: int = 0,
         target: Any = None,
-        then: Callable[[Request], None] | None = None,
+        on_end: Callable[[Request], None] | None = None,
     ) -> Request:
         """Begin a request. A higher priority is sent earlier, within what consistency allows."""
         request = Request(message, target)
-        request.then = then
-        lane = self._lanes[message.shard]
+        request.on_end = on_end
+        queue = self._queues[message.shard]
         self._numbers += 1
-        if not lane.waiting and not lane.is_sending and self._may_go(lane, request):
+        if not queue.waiting and not queue.is_sending and self._may_send(queue, request):
             # Nothing waits, so there is no order to keep.
-            self._go(lane, request, self._numbers)
+            self._number_and_send(queue, request, self._numbers)
             return request
         if message.kind in FENCES:
-            lane.epoch += 1
+            queue.epoch += 1
         key = message.key
-        below = lane.lowest.setdefault(key, [])
+        below = queue.lowest.setdefault(key, [])
         rank = min([priority, *below])
         below.append(rank)
-        heapq.heappush(lane.waiting, (lane.epoch, -rank, self._numbers, request))
+        heapq.heappush(queue.waiting, (queue.epoch, -rank, self._numbers, request))
         if message.kind in FENCES:
-            lane.epoch += 1
-        self._send_waiting(lane)
+            queue.epoch += 1
+        self._send_waiting(queue)
         return request
 
     @staticmethod
-    def _may_go(lane: _Lane, request: Request) -> bool:
-        return lane.pushing < WINDOW or request.message.kind not in _ORDERED
+    def _may_send(queue: _ShardQueue, request: Request) -> bool:
+        return queue.in_window < WINDOW or request.message.kind not in _ORDERED
 
-    def _go(self, lane: _Lane, request: Request, number: int) -> None:
+    def _number_and_send(self, queue: _ShardQueue, request: Request, number: int) -> None:
         """Number a request of a lane, and send it."""
         message = request.message
         view = self.view.number
         if message.kind in UPDATES:
-            lane.seq += 1
-            request.is_counted = message.kind in _ORDERED
-            lane.pushing += request.is_counted
-            request.message = message._replace(view=view, worker=self.me, seq=lane.seq)
-            lane.updates[lane.seq] = request
+            queue.seq += 1
+            request.is_in_window = message.kind in _ORDERED
+            queue.in_window += request.is_in_window
+            request.message = message._replace(view=view, worker=self.me, seq=queue.seq)
+            queue.updates[queue.seq] = request
         else:
             request.message = message._replace(
-                view=view, worker=self.me, seq=number, after=lane.seq
+                view=view, worker=self.me, seq=number, after=queue.seq
             )
-            lane.reads[number] = request
+            queue.reads[number] = request
         self._send(message.shard, request)
 
-    def _send_waiting(self, lane: _Lane) -> None:
-        if lane.is_sending:
+    def _send_waiting(self, queue: _ShardQueue) -> None:
+        if queue.is_sending:
             return
-        lane.is_sending = True
-        while lane.waiting and self._may_go(lane, lane.waiting[0][3]):
-            _, rank, number, request = heapq.heappop(lane.waiting)
-            below = lane.lowest[request.message.key]
+        queue.is_sending = True
+        while queue.waiting and self._may_send(queue, queue.waiting[0][3]):
+            _, rank, number, request = heapq.heappop(queue.waiting)
+            below = queue.lowest[request.message.key]
             below.remove(-rank)
             if not below:
-                del lane.lowest[request.message.key]
-            self._go(lane, request, number)
-        lane.is_sending = False
+                del queue.lowest[request.message.key]
+            self._number_and_send(queue, request, number)
+        queue.is_sending = False
 
     def _send(self, shard: int, request: Request) -> None:
         chain = self.view.chains[shard]
@@ -180,7 +180,7 @@ class ClientMachine:
             # No server is left that could tell a newer view.
             self._fail(request, "all its servers are gone", chain)
 
-    def hear(self, source: int, message: Message) -> None:
+    def handle(self, source: int, message: Message) -> None:
         """Take a message of a server."""
         if message.kind is Kind.VIEW:
             self.adopt(View.from_bytes(bytes(message.payload)))
@@ -188,16 +188,16 @@ class ClientMachine:
         if message.kind is Kind.UNMANAGED:
             self.lose(source)
             return
-        if message.kind is Kind.ARRIVED:
-            self._met.append(source)
-            self._count_off(source)
+        if message.kind is Kind.CONNECTED:
+            self._connected.append(source)
+            self._remove_expected(source)
             return
-        request = self.asked(message)
+        request = self.find_request(message)
         if request is None:
             return
         if message.kind is Kind.HELD:
             request.slowest = (message.key, message.round)
-            self._uncount(self._lanes[message.shard], request)
+            self._leave_window(self._queues[message.shard], request)
         elif message.kind is not Kind.FAILED:
             request.answer = message
             self._end(request)
@@ -207,39 +207,39 @@ class ClientMachine:
             text = b"" if message.payload is None else bytes(message.payload)
             self._fail(request, text.decode("utf-8", "replace") or "the server refused it")
 
-    def asked(self, message: Message) -> Request | None:
+    def find_request(self, message: Message) -> Request | None:
         """Return the request that a message answers; None if it has been answered."""
-        if message.shard >= len(self._lanes):
+        if message.shard >= len(self._queues):
             return None
-        lane = self._lanes[message.shard]
+        queue = self._queues[message.shard]
         if message.kind in ANSWERS:
             # The numbers of reads and updates overlap; ``after`` tells which one is meant.
-            found = lane.reads if message.after else lane.updates
-            return found.get(message.seq)
+            requests = queue.reads if message.after else queue.updates
+            return requests.get(message.seq)
         return None
 
     def lose(self, server: int) -> None:
         """Note that the connection to a server is gone."""
         self.gone.add(server)
-        self._count_off(server)
+        self._remove_expected(server)
         if self.gone.issuperset(self.view.servers):
             self._resend()
 
-    def lose_receiver(self, server: int) -> None:
+    def resend_interrupted(self, server: int) -> None:
         """Send requests again whose answer has come in part, from a server that is gone."""
-        for shard, lane in enumerate(self._lanes):
-            for request in [*lane.updates.values(), *lane.reads.values()]:
-                if request.receiver == server:
-                    request.receiver = None
+        for shard, queue in enumerate(self._queues):
+            for request in [*queue.updates.values(), *queue.reads.values()]:
+                if request.receiving_from == server:
+                    request.receiving_from = None
                     self._send(shard, request)
 
     # Newcomers
 
-    def arrive(self, newcomer: Newcomer) -> None:
+    def note_connected(self, newcomer: Newcomer) -> None:
         """Note that this worker is connected with a server that joins."""
-        self.out.append((newcomer.rank, Message(Kind.ARRIVED)))
+        self.out.append((newcomer.rank, Message(Kind.CONNECTED)))
 
-    def miss(self, newcomer: Newcomer) -> None:
+    def note_unreachable(self, newcomer: Newcomer) -> None:
         """Note that a server that joins cannot be reached from here."""
         self.lose(newcomer.rank)
 
@@ -248,16 +248,16 @@ class ClientMachine:
         self._serial = newcomer.serial
         self.expected = set(servers)
 
-    def _count_off(self, server: int) -> None:
+    def _remove_expected(self, server: int) -> None:
         if server in self.expected:
             self.expected.discard(server)
             if not self.expected:
                 joined = Message(Kind.JOINED, key=self._serial)
-                self.out += [(one, joined) for one in self._met if one not in self.gone]
+                self.out += [(one, joined) for one in self._connected if one not in self.gone]
 
     # Views
 
-    def wish(self, kind: Kind, server: int) -> None:
+    def ask_manager(self, kind: Kind, server: int) -> None:
         """Ask the view manager to DRAIN or ADD a server. It may be gone, so callers repeat it."""
         for one in self.view.servers:
             if one not in self.gone:
@@ -266,7 +266,7 @@ class ClientMachine:
 
     def adopt(self, view: View) -> None:
         """Go on to a newer view, and send again what is not answered."""
-        if view.number > self.view.number and len(view.chains) == len(self._lanes):
+        if view.number > self.view.number and len(view.chains) == len(self._queues):
             self.view = view
             for shard, chain in enumerate(view.chains):
                 self._holders[shard] = chain or self._holders[shard]
@@ -279,10 +279,10 @@ class ClientMachine:
 
     def _resend(self) -> None:
         """Send all requests again that are not answered, or fail those that cannot be answered."""
-        for shard, lane in enumerate(self._lanes):
-            for request in [*lane.updates.values(), *lane.reads.values()]:
+        for shard, queue in enumerate(self._queues):
+            for request in [*queue.updates.values(), *queue.reads.values()]:
                 self._send(shard, request)
-            self._send_waiting(lane)
+            self._send_waiting(queue)
 
     def _fail(self, request: Request, why: str, lost: tuple[int, ...] = ()) -> None:
         request.failure, request.lost = why, lost
@@ -290,33 +290,33 @@ class ClientMachine:
 
     def _end(self, request: Request) -> None:
         message = request.message
-        lane = self._lanes[message.shard]
+        queue = self._queues[message.shard]
         if message.kind in UPDATES:
-            lane.updates.pop(message.seq, None)
-            self._uncount(lane, request)
+            queue.updates.pop(message.seq, None)
+            self._leave_window(queue, request)
         else:
-            lane.reads.pop(message.seq, None)
-        if request.then is not None:
-            request.then(request)
+            queue.reads.pop(message.seq, None)
+        if request.on_end is not None:
+            request.on_end(request)
 
-    def _uncount(self, lane: _Lane, request: Request) -> None:
+    def _leave_window(self, queue: _ShardQueue, request: Request) -> None:
         """Let the next push go, if this one was on its way."""
-        if request.is_counted:
-            request.is_counted = False
-            lane.pushing -= 1
-            self._send_waiting(lane)
+        if request.is_in_window:
+            request.is_in_window = False
+            queue.in_window -= 1
+            self._send_waiting(queue)
 
-    def answering(self, request: Request) -> int | None:
+    def answering_server(self, request: Request) -> int | None:
         """Return the server that answers a request; None while none does."""
         chain = self.view.chains[request.message.shard]
         return chain[-1] if chain and chain[-1] not in self.gone else None
 
     def slowest(self) -> tuple[int, int] | None:
         """Return the slowest worker that servers have told, and its clock; None if none waits."""
-        told = [
+        slowest = [
             request.slowest
-            for lane in self._lanes
-            for request in [*lane.updates.values(), *lane.reads.values()]
+            for queue in self._queues
+            for request in [*queue.updates.values(), *queue.reads.values()]
             if request.slowest is not None
         ]
-        return min(told, key=lambda one: one[1], default=None)
+        return min(slowest, key=lambda one: one[1], default=None)

@@ -16,19 +16,19 @@ from pycoll.errors import (
     PycollError,
     TimeoutError,
 )
-from pycoll.ps.array_memory import Bytes, Target, Terms, into, new, read_array
+from pycoll.ps.array_memory import Bytes, Target, Terms, new_target, read_array, target_in
 from pycoll.ps.client_machine import Request
 from pycoll.ps.consistency import Consistency
 from pycoll.ps.membership.newcomers import agreed_start
-from pycoll.ps.messages import ALL, LAST, MAKES, NAMES, NOW, PULLS, Kind, Message
-from pycoll.ps.placement import Placed, Placement
-from pycoll.ps.reports.request_errors import error_of, late_error
+from pycoll.ps.messages import ALL, CREATES, ENDS_ROUND, NAMES, NO_WAIT, PULLS, Kind, Message
+from pycoll.ps.placement import KeyPlacement, PartPlacer
+from pycoll.ps.reports.request_errors import request_error, timeout_error
 from pycoll.ps.reports.store_figures import store_text
-from pycoll.ps.shard_arrays import MEAN, SUM, is_stepped, rule_of
-from pycoll.ps.values.reused_memory import ReusedMemory
+from pycoll.ps.shard_arrays import MEAN, SUM, rule_of, takes_optimizer
+from pycoll.ps.values.buffer_pool import BufferPool
 from pycoll.ps.values.row_cache import check_cache
-from pycoll.ps.values.row_table import PlacedTable, Table
-from pycoll.ps.values.row_terms import FRACTIONS, TABLE_TYPES, checked_table
+from pycoll.ps.values.row_table import Table, TablePlacement
+from pycoll.ps.values.row_terms import FRACTIONS, TABLE_TYPES, check_table_terms
 from pycoll.ps.values.server_optimizers import Optimizer
 from pycoll.ps.values.store_values import TABLE, TABLES
 from pycoll.ps.views import View, is_done, refusal_to_add, refusal_to_drain
@@ -37,29 +37,29 @@ from pycoll.types import DType, check_timeout
 
 #: The longest name of a key, in bytes of UTF-8.
 KEY_BYTES_MAX = 1024
-#: A name in shard 0 that no store writes.
-_NOBODY = b"\x02first"
-#: The bytes of rows of each size that wait for their next use.
+#: A name in shard 0 that no store writes. Looking it up tells whether this worker is the first one.
+_PROBE_NAME = b"\x02first"
+#: The most unused bytes of row buffers that the store keeps for each size.
 _ROWS_BYTES = 64 << 20
-#: Seconds between two looks at the view while a server is drained or added, and after how many of
-#: them the wish is told again, since the view manager may be gone.
-_LOOK_S, _LOOKS = 0.01, 20
+#: Seconds between two reads of the view while a server is drained or added. After so many reads the
+#: worker repeats its request, since the view manager may be gone.
+_VIEW_POLL_S, _POLLS_PER_RETRY = 0.01, 20
 
 
 class _Key:
-    """A key that this worker knows. ``rounds``: by part the rounds that it has ended alone."""
+    """A key that this worker knows. ``rounds``: by part the rounds that ``push_pull`` has ended."""
 
-    def __init__(self, name: str, placed: Placed, framework: Framework, like: Any) -> None:
+    def __init__(self, name: str, placement: KeyPlacement, framework: Framework, like: Any) -> None:
         self.name = name
-        self.placed = placed
-        self.ranges = placed.ranges
+        self.placement = placement
+        self.ranges = placement.ranges
         self.framework = framework
         self.like = like
-        self.rounds = [0] * len(placed.shards)
+        self.rounds = [0] * len(placement.shards)
 
 
 class StoreWork:
-    """A request of a store that runs; like ``pycoll.Work``."""
+    """A running request of a store; like ``pycoll.Work``."""
 
     def __init__(
         self, store: Store, requests: Sequence[Request], what: str, finish: Callable[[], Any]
@@ -108,13 +108,13 @@ class Store:
         self._tables: dict[str, Table] = {}
         self._clock = 0
         self._shards = len(links.machine.view.chains)
-        self._placement = Placement(self._shards)
-        #: Of rows on their way, for all tables.
-        self._memory = ReusedMemory(_ROWS_BYTES)
+        self._placer = PartPlacer(self._shards)
+        #: The buffers of rows that are being sent or received, for all tables.
+        self._buffers = BufferPool(_ROWS_BYTES)
         #: The number of the newest checkpoint in which this worker took part.
         self._cuts = 0
-        #: The checkpoint that was restored, in the words of the caller, or an empty text.
-        self._restored = ""
+        #: The path of the restored checkpoint for error texts; empty if there is none.
+        self._restored_from = ""
         self._new_keys = False
         #: Whether this worker has joined the store while it ran.
         self._is_new = False
@@ -131,21 +131,21 @@ class Store:
         self.close()
 
     def _join(self) -> None:
-        """On a newcomer: let all shards count this worker from the same round on.
+        """On a newcomer: make all shards count this worker from one common round on.
 
         Raises InvalidArgumentError where they refuse it, and the errors of ``init``.
         """
-        joins = [self._begin(Kind.JOIN, shard) for shard in range(self._shards)]
+        requests = [self._begin(Kind.JOIN, shard) for shard in range(self._shards)]
         try:
-            self._wait(joins, f"joining the store as worker {self.rank}")
+            self._wait(requests, f"joining the store as worker {self.rank}")
         except PycollError as error:
             if type(error) is not PycollError:
                 raise
             raise InvalidArgumentError(str(error), operation="ps") from None
-        answers = [one.answer for one in joins if one.answer is not None]
-        self._clock, self._cuts, told = agreed_start(answers)
+        answers = [one.answer for one in requests if one.answer is not None]
+        self._clock, self._cuts, messages = agreed_start(answers)
         self._is_new = True
-        self._links.begin_together(told)
+        self._links.begin_all(messages)
 
     # Keys
 
@@ -172,10 +172,10 @@ class Store:
         """
         self._init(key, x, update, _none)
 
-    def _init(self, key: str, x: Any, update: str, ahead: Callable[[], None]) -> None:
-        """Make a key. The worker that makes it calls ``ahead`` before others learn of the key."""
+    def _init(self, key: str, x: Any, update: str, before_publish: Callable[[], None]) -> None:
+        """Make a key. Its maker calls ``before_publish`` before others see the key."""
         self._check_open()
-        name = _checked_name(key)
+        name = _check_name(key)
         framework, terms, data = read_array(x)
         rule = rule_of(update, terms.dtype)
         if rule & 0xFF in (SUM, MEAN) and not self.consistency.folds:
@@ -185,34 +185,34 @@ class Store:
             )
         known = self._keys.get(key)
         if known is not None:
-            self._compare(known.placed, terms, update, key)
+            self._compare(known.placement, terms, update, key)
             return
-        restored = self._restored_text(name, f"key {key!r}")
+        restored = self._placement_text(name, f"key {key!r}")
         if restored:
-            placed = Placed.from_text(restored, self._shards)
-            self._compare(placed, terms, update, key)
-            self._placement.note(placed)
+            placement = KeyPlacement.from_text(restored, self._shards)
+            self._compare(placement, terms, update, key)
+            self._placer.note(placement)
         else:
             what = f"init of {key!r}"
             answer = self._look_up(name, what)
             if answer.kind is Kind.DONE:
-                placed = self._place(terms, update, answer.round)
-                self._load(placed, data, rule, key)
-                self._wait(self._begin_names(placed.number, name, placed.shards), what)
-                ahead()
-                written = name + b"\0" + placed.to_text().encode()
+                placement = self._place(terms, update, answer.round)
+                self._load(placement, data, rule, key)
+                self._wait(self._begin_names(placement.number, name, placement.shards), what)
+                before_publish()
+                written = name + b"\0" + placement.to_text().encode()
                 self._wait([self._begin(Kind.WRITE, 0, payload=written)], what)
             else:
-                placed = Placed.from_text(bytes(answer.payload), self._shards)
-                self._compare(placed, terms, update, key, is_by_first=True)
-                self._placement.note(placed)
+                placement = KeyPlacement.from_text(bytes(answer.payload), self._shards)
+                self._compare(placement, terms, update, key, is_by_first=True)
+                self._placer.note(placement)
         # An empty array of the type of x tells the type of results; it keeps no memory of x.
         like = framework.finish(x, framework.empty(x, (0,), terms.dtype))
-        self._keys[key] = _Key(key, placed, framework, like)
+        self._keys[key] = _Key(key, placement, framework, like)
 
-    def _place(self, terms: Terms, update: str, epoch: int) -> Placed:
+    def _place(self, terms: Terms, update: str, epoch: int) -> KeyPlacement:
         heads = [chain[0] if chain else -1 for chain in self._links.machine.view.chains]
-        return self._placement.place(terms, update, epoch, heads)
+        return self._placer.place(terms, update, epoch, heads)
 
     def table(
         self,
@@ -253,37 +253,37 @@ class Store:
         (1, 4)
         """
         self._check_open()
-        text = TABLES.encode() + _checked_name(name)
+        text = TABLES.encode() + _check_name(name)
         word = {one.word: one for one in TABLE_TYPES}.get(dtype)
         if word is None:
             words = ", ".join(repr(one.word) for one in TABLE_TYPES)
             raise InvalidArgumentError(f"dtype is {dtype!r}: expected one of {words}")
-        terms = checked_table(word, rows, dim, init, seed)
+        terms = check_table_terms(word, rows, dim, init, seed)
         check_cache(cache_rows)
         known = self._tables.get(name)
         what = f"table {name!r}"
         is_by_first = False
         if known is not None:
-            placed = PlacedTable(known.number, known.terms)
-        elif restored := self._restored_text(text, what):
-            placed = PlacedTable.from_text(restored)
+            placement = TablePlacement(known.number, known.terms)
+        elif restored := self._placement_text(text, what):
+            placement = TablePlacement.from_text(restored)
         elif (answer := self._look_up(text, what)).kind is Kind.DONE:
-            placed = PlacedTable(self._placement.number(answer.round), terms)
+            placement = TablePlacement(self._placer.number(answer.round), terms)
             form = terms.to_text().encode()
             rule = TABLE | word << 8
-            facts: dict[str, Any] = {"key": placed.number, "rule": rule, "payload": form}
+            facts: dict[str, Any] = {"key": placement.number, "rule": rule, "payload": form}
             shards = range(self._shards)
             loads = [self._begin(Kind.LOAD, one, part=one, **facts) for one in shards]
-            self._wait([*loads, *self._begin_names(placed.number, text, shards)], what)
-            written = text + b"\0" + placed.to_text().encode()
+            self._wait([*loads, *self._begin_names(placement.number, text, shards)], what)
+            written = text + b"\0" + placement.to_text().encode()
             self._wait([self._begin(Kind.WRITE, 0, payload=written)], what)
         else:
-            placed = PlacedTable.from_text(bytes(answer.payload))
+            placement = TablePlacement.from_text(bytes(answer.payload))
             is_by_first = True
-        if placed.terms != terms:
-            differ = f"{what} with {terms}: the store has {placed.terms}"
+        if placement.terms != terms:
+            differ = f"{what} with {terms}: the store has {placement.terms}"
             raise self._other_terms(differ, is_by_first)
-        made = self._tables.setdefault(name, Table(self, name, placed, cache_rows))
+        made = self._tables.setdefault(name, Table(self, name, placement, cache_rows))
         if made.cache_rows != cache_rows:
             raise InvalidArgumentError(
                 f"cache_rows is {cache_rows!r} for {what}, which was made here with "
@@ -319,13 +319,13 @@ class Store:
         facts: dict[str, Any] = {"flags": ALL}
         if key is not None:
             table = self._tables.get(key)
-            found = None if table is not None else self._known(key).placed
+            found = None if table is not None else self._find_key(key).placement
             number = table.number if table is not None else found.number if found else 0
             facts = {"key": number}
             can = (
                 table.terms.dtype in FRACTIONS
                 if table is not None
-                else found is not None and is_stepped(rule_of(found.update, found.terms.dtype))
+                else found is not None and takes_optimizer(rule_of(found.update, found.terms.dtype))
             )
             if not can:
                 raise InvalidArgumentError(
@@ -345,65 +345,75 @@ class Store:
     def _look_up(
         self, name: bytes, what: str, flags: int = 0, timeout: float | None = None
     ) -> Message:
-        """Return the answer about a name in shard 0: its TEXT, once there is one, or a DONE if this
-        worker is the first one that takes part, and so has to write it."""
-        lookup = self._begin(Kind.LOOKUP, 0, payload=name, flags=MAKES | flags)
+        """Look up a name in shard 0, and return the answer.
+
+        The answer is the name's TEXT, as soon as the first worker has written it. On the first
+        worker it is a DONE: this worker has to write the text.
+        """
+        lookup = self._begin(Kind.LOOKUP, 0, payload=name, flags=CREATES | flags)
         self._wait([lookup], f"{what}, which the first worker begins,", timeout)
         assert lookup.answer is not None
         return lookup.answer
 
     def _is_first(self) -> bool:
         """Return whether this worker is the first one that takes part."""
-        return self._look_up(_NOBODY, "a question for the first worker", NOW).kind is Kind.DONE
+        return (
+            self._look_up(_PROBE_NAME, "a question for the first worker", NO_WAIT).kind is Kind.DONE
+        )
 
-    def _restored_text(self, name: bytes, what: str) -> bytes:
-        """Return the place that a restored store has for a name, or an empty text."""
-        if not self._restored:
+    def _placement_text(self, name: bytes, what: str) -> bytes:
+        """Return the text of a name's placement in a restored store, or an empty text."""
+        if not self._restored_from:
             return b""
-        lookup = self._begin(Kind.LOOKUP, 0, payload=name, flags=NOW)
+        lookup = self._begin(Kind.LOOKUP, 0, payload=name, flags=NO_WAIT)
         self._wait([lookup], what)
         assert lookup.answer is not None
         payload = lookup.answer.payload
         text = b"" if payload is None else bytes(payload)
         if not text and not self._new_keys:
             raise InvalidArgumentError(
-                f"{what} is not in the checkpoint {self._restored}: pass new_keys=True to "
+                f"{what} is not in the checkpoint {self._restored_from}: pass new_keys=True to "
                 "restore() to make it anew"
             )
         return text
 
-    def _load(self, placed: Placed, data: Bytes, rule: int, key: str) -> None:
+    def _load(self, placement: KeyPlacement, data: Bytes, rule: int, key: str) -> None:
         requests = [
             self._begin(
                 Kind.LOAD,
-                placed.shards[part],
-                key=placed.number,
+                placement.shards[part],
+                key=placement.number,
                 part=part,
                 rule=rule,
                 payload=data[begin:end],
             )
-            for part, (begin, end) in enumerate(placed.ranges)
+            for part, (begin, end) in enumerate(placement.ranges)
         ]
         self._wait(requests, f"init of {key!r}")
 
     def _begin_names(self, number: int, name: bytes, shards: Iterable[int]) -> list[Request]:
-        """Begin to tell shards the name of a key with parts there, for their figures."""
+        """Begin to send the name of a key to its shards, which use it in figures."""
         return [
             self._begin(Kind.WRITE, shard, key=number, flags=NAMES, payload=name)
             for shard in sorted(set(shards))
         ]
 
     def _compare(
-        self, placed: Placed, terms: Terms, update: str, key: str, is_by_first: bool = False
+        self,
+        placement: KeyPlacement,
+        terms: Terms,
+        update: str,
+        key: str,
+        is_by_first: bool = False,
     ) -> None:
-        """Raise an error for other terms than those of a key.
+        """Raise an error unless the caller's terms are those of the key.
 
-        ``is_by_first``: whether the first worker has made the key, and not this one or a restore.
+        ``is_by_first``: whether the first worker made the key, rather than this one or a restore.
         """
-        if (placed.terms, placed.update) != (terms, update):
+        if (placement.terms, placement.update) != (terms, update):
             raise self._other_terms(
-                f"init of {key!r} with {_shown(terms, update)}: the store has "
-                f"{_shown(placed.terms, placed.update)}",
+                f"init of {key!r} with {_terms_text(terms, update)}: the store has "
+                f"{_terms_text(placement.terms, placement.update)}",
                 is_by_first,
             )
 
@@ -437,8 +447,8 @@ class Store:
         >>> store.init("g", np.zeros(2))
         >>> store.push("g", np.ones(2))
         """
-        requests = self._pushed(self._known(key), x, priority, 0)
-        return self._go(requests, f"push of {key!r}", _none, async_op)
+        requests = self._begin_push(self._find_key(key), x, priority, 0)
+        return self._complete(requests, f"push of {key!r}", _none, async_op)
 
     def pull(self, key: str, *, out: Any = None, priority: int = 0, async_op: bool = False) -> Any:
         """Return the value of a key, as the consistency allows it to be seen.
@@ -458,11 +468,11 @@ class Store:
         >>> store.pull("p")
         array([0., 1., 2.])
         """
-        found = self._known(key)
+        found = self._find_key(key)
         _check_priority(priority)
         target = self._target(found, out)
-        requests = self._pulled(found, target.memory, priority)
-        return self._go(requests, f"pull of {key!r}", target.finish, async_op)
+        requests = self._begin_pull(found, target.memory, priority)
+        return self._complete(requests, f"pull of {key!r}", target.finish, async_op)
 
     def push_pull(
         self, key: str, x: Any, *, out: Any = None, priority: int = 0, async_op: bool = False
@@ -481,12 +491,12 @@ class Store:
         >>> store.push_pull("m", np.ones(2))
         array([1., 1.])
         """
-        found = self._known(key)
+        found = self._find_key(key)
         target = self._target(found, out)
-        # Without folding there is no round that a push could end.
-        flags = PULLS | LAST if self.consistency.folds else PULLS
-        requests = self._pushed(found, x, priority, flags, target.memory)
-        return self._go(requests, f"push_pull of {key!r}", target.finish, async_op)
+        # Only a store that folds has rounds that a push can end.
+        flags = PULLS | ENDS_ROUND if self.consistency.folds else PULLS
+        requests = self._begin_push(found, x, priority, flags, target.memory)
+        return self._complete(requests, f"push_pull of {key!r}", target.finish, async_op)
 
     def clock(self, *, async_op: bool = False) -> Any:
         """End this worker's round for all keys.
@@ -502,48 +512,48 @@ class Store:
         >>> store.clock()
         """
         self._check_open()
-        # Keys may be ahead by push_pull; this round ends for them too.
-        alone = (turn for key in self._keys.values() for turn in key.rounds)
+        # push_pull may have put keys ahead. The new clock is above all of them.
+        alone = (round_number for key in self._keys.values() for round_number in key.rounds)
         self._clock = max(self._clock, *alone, 0) + 1
         requests = [
-            self._begin(Kind.CLOCK, shard, round=self._clock, then=self._note_clock)
+            self._begin(Kind.CLOCK, shard, round=self._clock, on_end=self._note_clock)
             for shard in range(self._shards)
         ]
-        return self._go(requests, "clock", _none, async_op)
+        return self._complete(requests, "clock", _none, async_op)
 
     def _note_clock(self, request: Request) -> None:
         if request.answer is not None and self.consistency.name == "backup":
             self._clock = max(self._clock, request.answer.round)
 
-    def _pushed(
+    def _begin_push(
         self, key: _Key, x: Any, priority: int, flags: int, memory: Bytes | None = None
     ) -> list[Request]:
-        """Begin the pushes of x; with the flag PULLS, ``memory`` receives the values."""
+        """Begin the pushes of x. With the flag PULLS, ``memory`` receives the answered values."""
         _check_priority(priority)
         _, terms, data = read_array(x)
-        placed = key.placed
-        if terms != placed.terms:
+        placement = key.placement
+        if terms != placement.terms:
             raise InvalidArgumentError(
-                f"x has {_shown(terms)}, but {key.name!r} has {_shown(placed.terms)}"
+                f"x has {_terms_text(terms)}, but {key.name!r} has {_terms_text(placement.terms)}"
             )
         note = self._note_push if memory is None else self._note_push_pull
         requests = []
         for part, (begin, end) in enumerate(key.ranges):
-            turn = max(self._clock, key.rounds[part])
+            round_number = max(self._clock, key.rounds[part])
             request = self._begin(
                 Kind.PUSH,
-                placed.shards[part],
+                placement.shards[part],
                 priority,
-                key=placed.number,
+                key=placement.number,
                 part=part,
-                round=turn,
+                round=round_number,
                 flags=flags,
                 payload=data[begin:end],
                 target=None if memory is None else memory[begin:end],
-                then=functools.partial(note, key, part),
+                on_end=functools.partial(note, key, part),
             )
-            if flags & LAST:
-                key.rounds[part] = turn + 1
+            if flags & ENDS_ROUND:
+                key.rounds[part] = round_number + 1
             requests.append(request)
         return requests
 
@@ -560,28 +570,28 @@ class Store:
         self.dropped += request.dropped
 
     def _note_version(self, key: _Key, part: int, request: Request) -> None:
-        """With Backup: go on with the round in which the others are."""
+        """With Backup: take the round of the other workers as this worker's round."""
         if request.answer is not None and self.consistency.name == "backup":
             key.rounds[part] = max(key.rounds[part], request.answer.round)
 
-    def _pulled(self, key: _Key, memory: Bytes, priority: int) -> list[Request]:
+    def _begin_pull(self, key: _Key, memory: Bytes, priority: int) -> list[Request]:
         return [
             self._begin(
                 Kind.PULL,
-                key.placed.shards[part],
+                key.placement.shards[part],
                 priority,
-                key=key.placed.number,
+                key=key.placement.number,
                 part=part,
                 target=memory[begin:end],
-                then=functools.partial(self._note_version, key, part),
+                on_end=functools.partial(self._note_version, key, part),
             )
             for part, (begin, end) in enumerate(key.ranges)
         ]
 
     def _target(self, key: _Key, out: Any) -> Target:
         if out is not None:
-            return into(out, key.placed.terms)
-        return new(key.framework, key.like, key.placed.terms)
+            return target_in(out, key.placement.terms)
+        return new_target(key.framework, key.like, key.placement.terms)
 
     # Checkpoints
 
@@ -654,7 +664,7 @@ class Store:
         from pycoll.ps.checkpoints.restoring import restore
 
         self._check_open()
-        if self._keys or self._tables or self._restored or self._is_new:
+        if self._keys or self._tables or self._restored_from or self._is_new:
             raise InvalidArgumentError(
                 "restore() was called on a store with values, or by a worker that joined it: call "
                 "it once, ahead of init() and table()"
@@ -662,7 +672,7 @@ class Store:
         seconds = None if timeout is None else check_timeout(timeout, "timeout")
         clock = restore(self, path, missing_ok, seconds)
         if clock is not None:
-            self._restored, self._new_keys, self._clock = repr(str(path)), new_keys, clock
+            self._restored_from, self._new_keys, self._clock = repr(str(path)), new_keys, clock
         return clock
 
     # Figures
@@ -686,9 +696,11 @@ class Store:
         'bsp'
         """
         self._check_open()
-        asked = [self._begin(Kind.ASK, shard) for shard in range(self._shards)]
-        self._wait(asked, "stats")
-        shards = [json.loads(bytes(one.answer.payload)) for one in asked if one.answer is not None]
+        requests = [self._begin(Kind.STATS, shard) for shard in range(self._shards)]
+        self._wait(requests, "stats")
+        shards = [
+            json.loads(bytes(one.answer.payload)) for one in requests if one.answer is not None
+        ]
         view = self._links.machine.view
         return {
             "consistency": str(self.consistency),
@@ -696,7 +708,7 @@ class Store:
             "dropped": self.dropped,
             "view": view.number,
             "servers": self._links.transports,
-            "keys": {key: list(one.placed.shards) for key, one in self._keys.items()},
+            "keys": {key: list(one.placement.shards) for key, one in self._keys.items()},
             "tables": {name: one.hot() for name, one in self._tables.items()},
             "caches": {name: one.cache.counts() for name, one in self._tables.items() if one.cache},
             "shards": shards,
@@ -730,10 +742,10 @@ class Store:
         >>> ticket = store.ticket()
         """
         self._check_open()
-        asked = self._begin(Kind.INVITE, 0)
-        self._wait([asked], "ticket")
-        assert asked.answer is not None
-        return self._links.ticket(bytes(asked.answer.payload))
+        request = self._begin(Kind.TICKET, 0)
+        self._wait([request], "ticket")
+        assert request.answer is not None
+        return self._links.ticket(bytes(request.answer.payload))
 
     def drain(self, server: int) -> None:
         """Move all shards of a server to the others, so that its process may be ended.
@@ -749,7 +761,9 @@ class Store:
         >>> store.drain(4)  # with other servers than rank 4
         """
         text = refusal_to_drain(self._newest_view(), server)
-        self._wish(Kind.DRAIN, server, text, "it still holds shards, which no other server took")
+        self._ask_manager(
+            Kind.DRAIN, server, text, "it still holds shards, which no other server took"
+        )
 
     def add(self, server: int) -> None:
         """Let a drained server hold shards again.
@@ -765,21 +779,21 @@ class Store:
         >>> store.add(4)  # after drain(4)
         """
         text = refusal_to_add(self._newest_view(), server)
-        self._wish(Kind.ADD, server, text, "the servers have not decided about it")
+        self._ask_manager(Kind.ADD, server, text, "the servers have not decided about it")
 
     def _newest_view(self) -> View:
         """Return the newest view, which comes with the answers of servers."""
         self.stats()
         return self._links.machine.view
 
-    def _wish(self, kind: Kind, server: int, refusal: str, why: str) -> None:
-        """Ask the view manager about a server, until a view says that it is done."""
+    def _ask_manager(self, kind: Kind, server: int, refusal: str, why: str) -> None:
+        """Request a change of the view manager, and wait until a view contains it."""
         if refusal:
             raise InvalidArgumentError(refusal)
-        until = time.monotonic() + self.timeout_s
-        looks = 0
+        deadline = time.monotonic() + self.timeout_s
+        polls = 0
         while not is_done(kind, server, self._newest_view()):
-            if time.monotonic() > until:
+            if time.monotonic() > deadline:
                 raise TimeoutError(
                     f"{kind.name.lower()} of server rank {server} waited {self.timeout_s:g} s: "
                     f"{why}",
@@ -787,10 +801,10 @@ class Store:
                     ranks=(server,),
                     operation="ps",
                 )
-            if looks % _LOOKS == 0:
-                self._links.wish(kind, server)
-            looks += 1
-            time.sleep(_LOOK_S)
+            if polls % _POLLS_PER_RETRY == 0:
+                self._links.ask_manager(kind, server)
+            polls += 1
+            time.sleep(_VIEW_POLL_S)
 
     def close(self) -> None:
         """Leave the store; its servers end when all workers have left. A second call does nothing.
@@ -810,12 +824,12 @@ class Store:
         priority: int = 0,
         *,
         target: Bytes | None = None,
-        then: Callable[[Request], None] | None = None,
+        on_end: Callable[[Request], None] | None = None,
         **fields: Any,
     ) -> Request:
-        return self._links.begin(Message(kind, shard, **fields), priority, target, then)
+        return self._links.begin(Message(kind, shard, **fields), priority, target, on_end)
 
-    def _go(
+    def _complete(
         self, requests: Sequence[Request], what: str, finish: Callable[[], Any], async_op: bool
     ) -> Any:
         work = StoreWork(self, requests, what, finish)
@@ -827,20 +841,22 @@ class Store:
     def _wait(self, requests: Sequence[Request], what: str, timeout: float | None = None) -> None:
         seconds = self.timeout_s if timeout is None else check_timeout(timeout, "timeout")
         if not self._links.wait(requests, time.monotonic() + seconds):
-            raise self._late(requests, what, seconds)
+            raise self._timeout_error(requests, what, seconds)
         for request in requests:
             if request.failure:
-                raise self._error(request, what)
+                raise self._request_error(request, what)
 
-    def _late(self, requests: Sequence[Request], what: str, seconds: float) -> TimeoutError:
-        return late_error(requests, f"{what} waited {seconds:g} s", self._links.machine.view)
+    def _timeout_error(
+        self, requests: Sequence[Request], what: str, seconds: float
+    ) -> TimeoutError:
+        return timeout_error(requests, f"{what} waited {seconds:g} s", self._links.machine.view)
 
-    def _error(self, request: Request, what: str) -> PycollError:
+    def _request_error(self, request: Request, what: str) -> PycollError:
         shard = request.message.shard
-        keys = [key for key, one in self._keys.items() if shard in one.placed.shards]
-        return error_of(request, what, self.consistency, keys, list(self._tables))
+        keys = [key for key, one in self._keys.items() if shard in one.placement.shards]
+        return request_error(request, what, self.consistency, keys, list(self._tables))
 
-    def _known(self, key: str) -> _Key:
+    def _find_key(self, key: str) -> _Key:
         self._check_open()
         found = self._keys.get(key) if isinstance(key, str) else None
         if found is None:
@@ -855,7 +871,7 @@ class Store:
             raise ClosedError("the store is closed")
 
 
-def _checked_name(key: Any) -> bytes:
+def _check_name(key: Any) -> bytes:
     name = key.encode() if isinstance(key, str) else b""
     if not 0 < len(name) <= KEY_BYTES_MAX or b"\0" in name:
         raise InvalidArgumentError(
@@ -869,7 +885,7 @@ def _check_priority(priority: Any) -> None:
         raise InvalidArgumentError(f"priority is {priority!r}: expected a whole number")
 
 
-def _shown(terms: Terms, update: str = "") -> str:
+def _terms_text(terms: Terms, update: str = "") -> str:
     text = f"dtype {DType(terms.dtype).word} and shape {terms.shape}"
     return f"{text}, update {update!r}" if update else text
 

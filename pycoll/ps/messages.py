@@ -30,7 +30,7 @@ class Kind(IntEnum):
     # Reads: a worker sends them to the last server of a chain.
     PULL = 8
     LOOKUP = 9
-    ASK = 10
+    STATS = 10
     FETCH = 11
     # Updates of checkpoints: a part's state as it was, and the end of a cut's use.
     RESTORE = 12
@@ -55,8 +55,8 @@ class Kind(IntEnum):
     # A server that takes part in no view any more.
     UNMANAGED = 36
     PROPOSE = 37
-    RECALL = 38
-    RECALLED = 39
+    VIEW_QUERY = 38
+    VIEW_REPLY = 39
     # Wishes for the manager, about the server ``key``.
     DRAIN = 40
     ADD = 41
@@ -64,18 +64,18 @@ class Kind(IntEnum):
     # the end of its joining, and the word of a peer that has connected with it.
     JOIN = 46
     ADMIT = 47
-    ARRIVED = 48
+    CONNECTED = 48
     JOINED = 49
-    LEFT = 50
+    JOIN_FAILED = 50
     # A worker asks a server for a ticket.
-    INVITE = 51
+    TICKET = 51
     # Between servers. Server ``worker`` has lost its connection with server ``key``. A sign of
     # life. A server that may have been stopped asks whether it still takes part; a server that
     # counts it answers.
     SEVERED = 52
-    ALIVE = 53
-    AWAKE = 54
-    COUNTED = 55
+    HEARTBEAT = 53
+    CONFIRM = 54
+    CONFIRMED = 55
 
 
 UPDATES = frozenset(
@@ -86,20 +86,20 @@ UPDATES = frozenset(
 )
 #: Requests that were begun before one of these are sent before it, and later ones after it.
 FENCES = frozenset((Kind.CLOCK, Kind.OPTIMIZE, Kind.CUT))
-READS = frozenset((Kind.PULL, Kind.LOOKUP, Kind.ASK, Kind.FETCH))
+READS = frozenset((Kind.PULL, Kind.LOOKUP, Kind.STATS, Kind.FETCH))
 #: Messages by which servers decide about views.
 VIEWS = frozenset(
     (
         *(Kind.VIEW, Kind.ACCEPTED, Kind.FILLED, Kind.UNMANAGED, Kind.PROPOSE),
-        *(Kind.RECALL, Kind.RECALLED, Kind.DRAIN, Kind.ADD),
-        *(Kind.ADMIT, Kind.JOINED, Kind.LEFT, Kind.SEVERED),
+        *(Kind.VIEW_QUERY, Kind.VIEW_REPLY, Kind.DRAIN, Kind.ADD),
+        *(Kind.ADMIT, Kind.JOINED, Kind.JOIN_FAILED, Kind.SEVERED),
     )
 )
 #: The answers to updates and reads; ``after`` is 1 in those to reads, and else 0.
 ANSWERS = frozenset((Kind.DONE, Kind.VALUE, Kind.TEXT, Kind.HELD, Kind.FAILED))
 
 #: Flags of a PUSH: the worker pushes this part no more in this round.
-LAST = 1
+ENDS_ROUND = 1
 #: Flags of a PUSH: its answer is that of a PULL which the worker begins right after it.
 PULLS = 8
 #: Flags of an OPTIMIZE: it is for all keys, and for those that follow. Of a RESTORE: it tells the
@@ -109,17 +109,17 @@ ALL = 1
 NAMES = 1
 #: Flags of a LOOKUP. NOW: a text that is not there is answered at once, by an empty one. MAKES: the
 #: first worker that takes part, which has to write it, is answered at once, by a DONE.
-NOW, MAKES = 1, 2
+NO_WAIT, CREATES = 1, 2
 #: Flags of a DONE: the push came too late for its round, and nothing was applied.
 DROPPED = 2
 #: Flags of a DONE: the update had been applied before.
 REPEATED = 4
 #: Flags of an UNMANAGED: the view of its sender goes on without its receiver.
-OUT = 1
+EXCLUDED = 1
 #: Flags of a DONE: an optimizer has stepped by the push, so its worker does not know the value.
 STEPPED = 16
 #: Flags of any message: the payload follows as a message of its own.
-APART = 128
+SEPARATE = 128
 
 _HEAD = struct.Struct("<HBBHHIIIIQQQQI")
 HEAD_BYTES = _HEAD.size
@@ -160,13 +160,13 @@ class Message(NamedTuple):
         return Message(*self[:-1], payload)
 
 
-def pack_into(head: Any, message: Message, nbytes: int, apart: bool, taken: int) -> None:
+def pack_into(head: Any, message: Message, nbytes: int, is_separate: bool, taken: int) -> None:
     """Write the header to the begin of ``head``.
 
-    ``nbytes``: of the payload. ``apart``: the payload does not follow in the same memory.
+    ``nbytes``: of the payload. ``is_separate``: the payload does not follow in the same memory.
     ``taken``: a number of the connection, of 32 bits.
     """
-    flags = message.flags | (APART if apart else 0)
+    flags = message.flags | (SEPARATE if is_separate else 0)
     _HEAD.pack_into(
         head,
         0,
@@ -196,7 +196,22 @@ def unpack(head: Any) -> tuple[Message, int, bool, int]:
     if len(head) < HEAD_BYTES:
         raise ValueError(f"a header of {len(head)} bytes: expected {HEAD_BYTES}")
     fields = _HEAD.unpack_from(head)
-    magic, kind, flags, shard, rule, view, key, part, worker, seq, after, turn, last, taken = fields
+    (
+        magic,
+        kind,
+        flags,
+        shard,
+        rule,
+        view,
+        key,
+        part,
+        worker,
+        seq,
+        after,
+        round_number,
+        last,
+        taken,
+    ) = fields
     nbytes = last & 0xFFFFFF
     if magic != _MAGIC or kind not in _KINDS:
         raise ValueError(f"a header that begins with {magic:#x} and kind {kind}")
@@ -211,9 +226,9 @@ def unpack(head: Any) -> tuple[Message, int, bool, int]:
         worker,
         seq,
         after,
-        turn,
+        round_number,
         last >> 24,
-        flags & ~APART,
+        flags & ~SEPARATE,
         rule,
     )
-    return message, nbytes, bool(flags & APART), taken
+    return message, nbytes, bool(flags & SEPARATE), taken

@@ -18,8 +18,8 @@ from pycoll.errors import InvalidArgumentError, MismatchError, PycollError, odd_
 from pycoll.ps.client_machine import ClientMachine
 from pycoll.ps.consistency import Consistency, consistency_from, consistency_of
 from pycoll.ps.invariants.store_checks import CheckedClient, CheckedShard
-from pycoll.ps.membership.new_links import Home, key_of_newcomers
-from pycoll.ps.server_links import Circle, Link, offered, pairs_of
+from pycoll.ps.membership.newcomer_links import StoreContext, newcomer_key
+from pycoll.ps.server_links import Connector, Link, meeting_text, pairs_of
 from pycoll.ps.server_machine import ServerMachine
 from pycoll.ps.server_threads import ServerThreads
 from pycoll.ps.shard import Shard
@@ -68,7 +68,7 @@ class Terms(NamedTuple):
         return first_view(self.servers, self.replicas, size, self.shards)
 
 
-def checked_terms(servers: Any, replicas: Any, consistency: Any, shards: Any, size: int) -> Terms:
+def check_terms(servers: Any, replicas: Any, consistency: Any, shards: Any, size: int) -> Terms:
     """Return the terms of arguments. Raises InvalidArgumentError that names the wrong one."""
     found = consistency_of(consistency)
     try:
@@ -83,11 +83,11 @@ def checked_terms(servers: Any, replicas: Any, consistency: Any, shards: Any, si
         raise InvalidArgumentError(f"servers is {servers!r}: all {size} ranks; leave a worker")
     most = min(REPLICAS_MAX, len(ranks) - 1)
     why = f", since there are {len(ranks)} servers and at most {REPLICAS_MAX} replicas"
-    copies = checked_replicas(replicas, most, why)
-    return Terms(tuple(ranks), copies, found, _checked_shards(shards, len(ranks)))
+    copies = check_replicas(replicas, most, why)
+    return Terms(tuple(ranks), copies, found, _check_shards(shards, len(ranks)))
 
 
-def _checked_shards(shards: Any, servers: int) -> int:
+def _check_shards(shards: Any, servers: int) -> int:
     """Return the number of shards, a multiple of the servers, so that each holds as many rows."""
     count = servers if shards is None else shards
     if isinstance(count, bool) or not isinstance(count, int) or not servers <= count <= SHARDS_MAX:
@@ -106,7 +106,7 @@ def _checked_shards(shards: Any, servers: int) -> int:
     return count
 
 
-def checked_replicas(replicas: Any, most: int, why: str = "") -> int:
+def check_replicas(replicas: Any, most: int, why: str = "") -> int:
     """Return the number of replicas. Raises InvalidArgumentError for a number that cannot be."""
     if isinstance(replicas, bool) or not isinstance(replicas, int) or not 0 <= replicas <= most:
         raise InvalidArgumentError(f"replicas is {replicas!r}: expected 0 to {most}{why}")
@@ -124,14 +124,14 @@ class Opening:
         self._base = base
         self._serves = serves
         self._given: Terms | None = None
-        self._refused = ""
+        self._refusal = ""
         try:
             self._given = terms()
         except InvalidArgumentError as error:
-            self._refused = str(error)
+            self._refusal = str(error)
 
     @contextlib.contextmanager
-    def _links(self) -> Iterator[tuple[Terms, dict[int, Link], Home]]:
+    def _connect(self) -> Iterator[tuple[Terms, dict[int, Link], StoreContext]]:
         """Agree on the terms and connect this rank; give the links by peer, and the store.
 
         An error inside the block closes the links.
@@ -139,18 +139,18 @@ class Opening:
         base = self._base
         base._splits += 1
         number = base._splits
-        with self._listening() as (listener, meeting):
+        with self._listen() as (listener, meeting):
             mine = {
                 "serves": self._serves,
                 "terms": [] if self._given is None else self._given.to_list(),
                 "meeting": meeting.decode(),
-                "refused": self._refused,
+                "refused": self._refusal,
                 "silence_s": base._config.server_silence_s,
             }
             blobs = base._gather_blobs(json.dumps(mine).encode())
-            terms, meetings, silence_s = agreed(blobs)
+            terms, meetings, silence_s = agree_on_terms(blobs)
             key = base._key_of_parts()
-            circle = Circle(
+            connector = Connector(
                 base.rank,
                 base._config._replace(timeout_s=base.timeout_s, server_silence_s=silence_s),
                 key,
@@ -164,23 +164,23 @@ class Opening:
                 for host, guest, purpose in pairs_of(self._workers(terms), terms.servers):
                     if base.rank in (host, guest):
                         name = f"store {number} {purpose}"
-                        comm = circle.link(host, guest, name, listener, limit)
+                        comm = connector.link(host, guest, name, listener, limit)
                         peer = guest if base.rank == host else host
                         made[peer] = Link(comm, peer)
                         undo.callback(made[peer].close)
-                yield terms, made, self._home(terms, circle)
+                yield terms, made, self._make_context(terms, connector)
                 undo.pop_all()
 
-    def _home(self, terms: Terms, circle: Circle) -> Home:
-        name = self._name()
-        key = key_of_newcomers(circle.key, name)
-        return Home(name, terms.to_list(), circle._replace(key=key, meetings={}))
+    def _make_context(self, terms: Terms, connector: Connector) -> StoreContext:
+        name = self._store_name()
+        key = newcomer_key(connector.key, name)
+        return StoreContext(name, terms.to_list(), connector._replace(key=key, meetings={}))
 
     def _workers(self, terms: Terms) -> list[int]:
         return [rank for rank in range(self._base.size) if rank not in terms.servers]
 
     @contextlib.contextmanager
-    def _listening(self) -> Iterator[tuple[socket.socket | None, bytes]]:
+    def _listen(self) -> Iterator[tuple[socket.socket | None, bytes]]:
         """Give a listener where other machines can meet this server; none on one machine."""
         machines = {identity.machine for identity in self._base._identities}
         if not self._serves or len(machines) == 1:
@@ -188,31 +188,31 @@ class Opening:
             return
         config = self._base._config
         with listen_in_range(None, config.port_range) as listener:
-            yield listener, offered(config, listener)
+            yield listener, meeting_text(config, listener)
 
-    def worker(self) -> tuple[Terms, WorkerLinks]:
+    def open_worker(self) -> tuple[Terms, WorkerLinks]:
         """Take part as a worker."""
-        with self._links() as (terms, links, home):
+        with self._connect() as (terms, links, context):
             view = terms.first_view(self._base.size)
-            machine = made_client(self._base._config, self._base.rank, view, terms)
-            return terms, WorkerLinks(machine, links, home)
+            machine = make_client(self._base._config, self._base.rank, view, terms)
+            return terms, WorkerLinks(machine, links, context)
 
-    def server(self) -> ServerThreads:
+    def open_server(self) -> ServerThreads:
         """Take part as a server."""
-        with self._links() as (terms, links, home):
+        with self._connect() as (terms, links, context):
             view = terms.first_view(self._base.size)
             config, workers = self._base._config, self._workers(terms)
-            machine = made_server(config, self._base.rank, view, workers, terms)
-            return ServerThreads(machine, links, home)
+            machine = make_server(config, self._base.rank, view, workers, terms)
+            return ServerThreads(machine, links, context)
 
-    def _name(self) -> str:
+    def _store_name(self) -> str:
         """Return the name of the store, the same on all ranks."""
         # The key is secret, and a digest of it names the store.
         name = hmac.digest(self._base._key_of_parts(), b"store", "sha256").hex()[:8]
         return f"{name}-{self._base._splits}"
 
 
-def made_client(
+def make_client(
     config: Config, rank: int, view: View, terms: Terms, first: int = 0
 ) -> ClientMachine:
     """Return the machine of a worker. ``first``: its requests have higher numbers."""
@@ -221,7 +221,7 @@ def made_client(
     return ClientMachine(rank, view, first)
 
 
-def made_server(
+def make_server(
     config: Config, rank: int, view: View, workers: Sequence[int], terms: Terms
 ) -> ServerMachine:
     """Return the machine of a server."""
@@ -233,7 +233,7 @@ def made_server(
     return ServerMachine(rank, workers, view, make)
 
 
-def agreed(blobs: Sequence[bytes]) -> tuple[Terms, dict[int, Meeting], int]:
+def agree_on_terms(blobs: Sequence[bytes]) -> tuple[Terms, dict[int, Meeting], int]:
     """Return the terms on which all ranks agree, where servers can be met, and after how many
     seconds of silence a server counts as gone.
 

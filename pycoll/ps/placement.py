@@ -16,7 +16,7 @@ _KEYS_BITS = 16
 _FACTS = {"number": int, "dtype": int, "shape": list, "update": str, "shards": list}
 
 
-class Placed(NamedTuple):
+class KeyPlacement(NamedTuple):
     """A key's place. ``number``: of the key; ``shards``: by part the shard that holds it."""
 
     number: int
@@ -41,7 +41,7 @@ class Placed(NamedTuple):
         return json.dumps(facts)
 
     @classmethod
-    def from_text(cls, text: str | bytes, shards: int) -> Placed:
+    def from_text(cls, text: str | bytes, shards: int) -> KeyPlacement:
         """Read a place in a store of so many shards. Raises ValueError for any other text."""
         facts = json_object(read_json(text), _FACTS)
         shape, places = facts["shape"], facts["shards"]
@@ -67,7 +67,7 @@ def ranges_of(terms: Terms) -> list[tuple[int, int]]:
     return [(begin, min(begin + step, nbytes)) for begin in range(0, max(nbytes, 1), step)]
 
 
-class Placement:
+class PartPlacer:
     """Spreads parts over shards: each one to the server with the fewest bytes, and there to the
     shard with the fewest.
 
@@ -78,10 +78,10 @@ class Placement:
         self.loads = [0] * shards
         self._keys = 0
 
-    def place(self, terms: Terms, update: str, epoch: int, heads: Sequence[int]) -> Placed:
+    def place(self, terms: Terms, update: str, epoch: int, heads: Sequence[int]) -> KeyPlacement:
         """Return the place of a new key. ``epoch``: that in which this worker is the first one.
         ``heads``: by shard its first server."""
-        chosen = []
+        shards_of_parts = []
         by_server = dict.fromkeys(heads, 0)
         for server, load in zip(heads, self.loads, strict=True):
             by_server[server] += load
@@ -91,10 +91,10 @@ class Placement:
             shard = min(shards, key=self.loads.__getitem__)
             self.loads[shard] += end - begin
             by_server[server] += end - begin
-            chosen.append(shard)
-        return Placed(self.number(epoch), terms, update, tuple(chosen))
+            shards_of_parts.append(shard)
+        return KeyPlacement(self.number(epoch), terms, update, tuple(shards_of_parts))
 
-    def note(self, placed: Placed) -> None:
+    def note(self, placed: KeyPlacement) -> None:
         """Count a key that another worker has placed."""
         for shard, (begin, end) in zip(placed.shards, placed.ranges, strict=True):
             self.loads[shard] += end - begin

@@ -28,7 +28,7 @@ from pycoll.comm.communicator import Communicator
 from pycoll.config import WORKER, Config
 from pycoll.errors import InvalidArgumentError, PycollError, TransportError
 from pycoll.ps.messages import HEAD_BYTES, Message, pack_into, unpack
-from pycoll.ps.values.reused_memory import ReusedMemory
+from pycoll.ps.values.buffer_pool import BufferPool
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -39,9 +39,9 @@ _HEAD_TAG, _PAYLOAD_TAG = 0, 1
 #: before its sender waits.
 _SEGMENT_BYTES, _SEGMENTS_MAX = 64 << 10, 4
 #: Seconds until a guest that has come too early tries again.
-_AGAIN_S = 0.01
+_RETRY_S = 0.01
 #: Words of errors by which transports tell the end of a process, or of its link.
-_SIGNS_OF_AN_END = ("closed", "ended", "is gone", "reset by")
+_END_WORDS = ("closed", "ended", "is gone", "reset by")
 #: Segments are counted modulo 2**32 on the wire.
 _COUNT = 0xFFFFFFFF
 #: The bytes of payloads that a connection keeps for the next ones.
@@ -69,13 +69,13 @@ class Link:
         self._sent = 0
         #: How many segments this end has taken, and how many the peer has, as far as it has told.
         self._taken = 0
-        self._told = 0
+        self._taken_by_peer = 0
         #: By length a buffer for a message, and the call that sends it, which runs no Python when
         #: it is repeated.
-        self._out: dict[int, tuple[memoryview, Callable[[], None]]] = {}
-        self._in = memoryview(bytearray(HEAD_BYTES + INLINE_BYTES))
-        self._in_view = _core.view(self._in)
-        self._memory = ReusedMemory(_RECEIVED_BYTES)
+        self._send_buffers: dict[int, tuple[memoryview, Callable[[], None]]] = {}
+        self._receive_buffer = memoryview(bytearray(HEAD_BYTES + INLINE_BYTES))
+        self._receive_view = _core.view(self._receive_buffer)
+        self._buffers = BufferPool(_RECEIVED_BYTES)
 
     @property
     def transport(self) -> str:
@@ -87,81 +87,81 @@ class Link:
         payload = message.payload
         data = None if payload is None else memoryview(payload).cast("B")
         nbytes = 0 if data is None else data.nbytes
-        apart = nbytes > INLINE_BYTES
+        is_separate = nbytes > INLINE_BYTES
         if self._sending:
-            self.tidy()
-        self._sent += _segments_of(nbytes, apart)
-        has_space = not self._sending and self._sent - self._told <= _SEGMENTS_MAX
-        length = HEAD_BYTES if apart else HEAD_BYTES + nbytes
-        head, send = self._buffer(length)
-        pack_into(head, message, nbytes, apart, self._taken & _COUNT)
-        if data is not None and not apart:
+            self.release_sent()
+        self._sent += _segments_of(nbytes, is_separate)
+        has_space = not self._sending and self._sent - self._taken_by_peer <= _SEGMENTS_MAX
+        length = HEAD_BYTES if is_separate else HEAD_BYTES + nbytes
+        head, send = self._take_buffer(length)
+        pack_into(head, message, nbytes, is_separate, self._taken & _COUNT)
+        if data is not None and not is_separate:
             head[HEAD_BYTES:] = data
         if has_space:
             send()
-            self._out[length] = head, send
+            self._send_buffers[length] = head, send
         else:
             self._post(_core.view(head), _HEAD_TAG, head)
-        if data is not None and apart:
+        if data is not None and is_separate:
             self._post(_core.view(np.frombuffer(data, np.uint8)), _PAYLOAD_TAG, payload)
 
-    def _buffer(self, length: int) -> tuple[memoryview, Callable[[], None]]:
+    def _take_buffer(self, length: int) -> tuple[memoryview, Callable[[], None]]:
         """Take a buffer of this length, or make one; ``send`` puts it back once it is free."""
-        found = self._out.pop(length, None)
-        if found is None:
-            if len(self._out) >= _LENGTHS_MAX:
-                self._out.clear()
+        buffer = self._send_buffers.pop(length, None)
+        if buffer is None:
+            if len(self._send_buffers) >= _LENGTHS_MAX:
+                self._send_buffers.clear()
             # NumPy's memory may be such that peers read it in place, which an answer must await.
             memory = memoryview(bytearray(length))
             array = np.frombuffer(memory, np.uint8)
-            found = memory, self._comm.send.bind(array, self._other, tag=_HEAD_TAG)
-        return found
+            buffer = memory, self._comm.send.bind(array, self._other, tag=_HEAD_TAG)
+        return buffer
 
     def _post(self, view: _core.BufferView, tag: int, owner: Any) -> None:
         work = self._native.send(view, self._other, tag, True)
         if work is not None:
             self._sending.append((work, owner))
 
-    def tidy(self) -> None:
+    def release_sent(self) -> None:
         """Forget messages that have been sent. Raises the errors of those that failed."""
         while self._sending and self._sending[0][0].done():
             self._sending.popleft()[0].wait()
 
     def receive(
-        self, patience_s: float, place: Callable[[Message, int], Bytes | None]
+        self, timeout_s: float, place: Callable[[Message, int], Bytes | None]
     ) -> Message | None:
-        """Return the next message; None if none begins to come within ``patience_s`` seconds.
+        """Return the next message; None if none begins to come within ``timeout_s`` seconds.
 
         ``place`` returns the memory for the payload of a message, of exactly so many bytes; None
         leaves the choice to this function. Raises PeerLostError where the peer is gone, and
         TransportError for bytes that no peer sends.
         """
-        length = self._native.recv_within(self._in_view, self._other, _HEAD_TAG, patience_s)
+        length = self._native.recv_within(self._receive_view, self._other, _HEAD_TAG, timeout_s)
         if length is None:
             return None
-        if length > len(self._in):
-            raise self._nonsense(f"a header of {length} bytes")
+        if length > len(self._receive_buffer):
+            raise self._malformed(f"a header of {length} bytes")
         inline = length - HEAD_BYTES
         try:
-            message, nbytes, apart, taken = unpack(self._in[:length])
+            message, nbytes, is_separate, taken = unpack(self._receive_buffer[:length])
         except ValueError as error:
-            raise self._nonsense(str(error)) from None
-        if inline != (0 if apart else nbytes):
-            raise self._nonsense(f"{inline} bytes with a header of {nbytes}")
-        self._told += (taken - self._told) & _COUNT
+            raise self._malformed(str(error)) from None
+        if inline != (0 if is_separate else nbytes):
+            raise self._malformed(f"{inline} bytes with a header of {nbytes}")
+        self._taken_by_peer += (taken - self._taken_by_peer) & _COUNT
         payload: Any = place(message, nbytes) if nbytes else None
-        if apart:
+        if is_separate:
             if payload is None:
-                payload = self._memory.take(nbytes)
+                payload = self._buffers.take(nbytes)
             self._native.recv(_core.view(payload), self._other, _PAYLOAD_TAG, False)
         elif payload is not None:
-            payload.data[:] = self._in[HEAD_BYTES:length]
+            payload.data[:] = self._receive_buffer[HEAD_BYTES:length]
         elif nbytes:
-            payload = bytes(self._in[HEAD_BYTES:length])
-        self._taken += _segments_of(nbytes, apart)
+            payload = bytes(self._receive_buffer[HEAD_BYTES:length])
+        self._taken += _segments_of(nbytes, is_separate)
         return message if payload is None else message.with_payload(payload)
 
-    def _nonsense(self, what: str) -> TransportError:
+    def _malformed(self, what: str) -> TransportError:
         return TransportError(f"rank {self.peer} sent {what}, which is no message of a store")
 
     def close(self) -> None:
@@ -174,12 +174,12 @@ class Link:
                 continue
 
 
-def _segments_of(nbytes: int, apart: bool) -> int:
+def _segments_of(nbytes: int, is_separate: bool) -> int:
     """Return how many segments a message with such a payload takes."""
-    return 1 - nbytes // -_SEGMENT_BYTES if apart else 1
+    return 1 - nbytes // -_SEGMENT_BYTES if is_separate else 1
 
 
-class Circle(NamedTuple):
+class Connector(NamedTuple):
     """The ranks among which links are made, and how they meet.
 
     ``key``: known to these ranks only. ``meetings``: by rank where it can be met from other
@@ -201,7 +201,7 @@ class Circle(NamedTuple):
         ``purpose`` tells several links of a pair apart. The host offers the place, which is
         ``listener`` between machines. Raises the errors of ``init``.
         """
-        job, key = self.job_of(host, guest, purpose)
+        job, key = self.rendezvous_of(host, guest, purpose)
         place = int(self.rank != host)
         exchange: Exchange
         if host not in self.meetings:
@@ -230,7 +230,7 @@ class Circle(NamedTuple):
         shared = max(joined.oversubscription, self.oversubscription)
         return Communicator(joined._replace(oversubscription=shared), config, job)
 
-    def job_of(self, host: int, guest: int, purpose: str) -> tuple[str, bytes]:
+    def rendezvous_of(self, host: int, guest: int, purpose: str) -> tuple[str, bytes]:
         """Return the name and the key of the meeting at which two ranks make a link."""
         job = f"{purpose} {host}-{guest}"
         return job, hmac.digest(self.key, job.encode(), "sha256")
@@ -243,9 +243,9 @@ class Circle(NamedTuple):
                 return StoreExchange(where, key, job, 1, 2, limit)
             except InvalidArgumentError:
                 # The host meets the guest of an earlier link there.
-                if limit.remaining() <= _AGAIN_S:
+                if limit.remaining() <= _RETRY_S:
                     raise
-                time.sleep(_AGAIN_S)
+                time.sleep(_RETRY_S)
 
 
 def has_ended(error: PycollError) -> bool:
@@ -254,10 +254,10 @@ def has_ended(error: PycollError) -> bool:
     The kernel of the peer's host has then told the end of its process or of its link. Silence is no
     such sign: the peer may run on where this host does not reach it.
     """
-    return any(sign in (error.how or "") for sign in _SIGNS_OF_AN_END)
+    return any(sign in (error.how or "") for sign in _END_WORDS)
 
 
-def offered(config: Config, listener: socket.socket) -> bytes:
+def meeting_text(config: Config, listener: socket.socket) -> bytes:
     """Return the text by which other machines find ``listener``."""
     return offer(config, listener, b"").to_bytes()
 

@@ -15,15 +15,15 @@ from pycoll.config import RANKS_MAX, SERVER, Config
 from pycoll.errors import InvalidArgumentError, TimeoutError
 from pycoll.ps.consistency import consistency_of
 from pycoll.ps.keyed_store import Store
-from pycoll.ps.membership.arrivals import Wish, arrived
+from pycoll.ps.membership.joining import JoinRequest, join_store
 from pycoll.ps.opening import (
     REPLICAS_MAX,
     Opening,
     Terms,
-    checked_replicas,
-    checked_terms,
-    made_client,
-    made_server,
+    check_replicas,
+    check_terms,
+    make_client,
+    make_server,
 )
 from pycoll.ps.server_threads import ServerThreads
 from pycoll.ps.worker_links import WorkerLinks
@@ -81,8 +81,8 @@ def serve(
     used = config.ticket if ticket is None else ticket
     if used is not None:
         given = {"rank": rank, "size": size, "address": address, "secret": secret, "comm": comm}
-        _check_alone("serve", given | {"all_gather": all_gather})
-        return _serve_by_ticket(used, config)
+        _refuse_other_arguments("serve", given | {"all_gather": all_gather})
+        return _serve_with_ticket(used, config)
     joined = join(
         config,
         rank=rank,
@@ -130,7 +130,7 @@ def serve_store(
     """
 
     def terms() -> Terms:
-        found = checked_terms(servers, replicas, consistency, shards, comm.size)
+        found = check_terms(servers, replicas, consistency, shards, comm.size)
         if comm.rank not in found.servers:
             raise InvalidArgumentError(
                 f"servers is {list(found.servers)} without rank {comm.rank}, which called "
@@ -138,7 +138,7 @@ def serve_store(
             )
         return found
 
-    Opening(comm, True, terms).server().run()
+    Opening(comm, True, terms).open_server().run()
 
 
 def connect(
@@ -178,8 +178,8 @@ def connect(
     >>> store = pycoll.ps.connect(comm)  # while rank 2 serves
     """
     if ticket is not None:
-        _check_alone("connect", {"comm": comm, "shards": shards})
-        return _joined_by_ticket(ticket, _wish(worker, replicas, consistency))
+        _refuse_other_arguments("connect", {"comm": comm, "shards": shards})
+        return _join_with_ticket(ticket, _join_request(worker, replicas, consistency))
     if worker is not None:
         raise InvalidArgumentError(
             f"worker is {worker!r} without a ticket: only a process that joins a running store by "
@@ -193,24 +193,24 @@ def connect(
                 "connect() was given replicas, consistency or shards on a communicator without "
                 "servers of its own: pass them to serve_store(comm, ...) on the ranks that serve"
             )
-        return _opened(used, lambda: None)
+        return _open_store(used, lambda: None)
 
     def terms() -> Terms:
         words = "bsp" if consistency is None else consistency
         count = 0 if replicas is None else replicas
-        return checked_terms(served.ranks, count, words, shards, served.base.size)
+        return check_terms(served.ranks, count, words, shards, served.base.size)
 
-    return served.open_store(lambda base: _opened(base, terms))
+    return served.open_store(lambda base: _open_store(base, terms))
 
 
-def _opened(base: Communicator, terms: Callable[[], Terms | None]) -> Store:
+def _open_store(base: Communicator, terms: Callable[[], Terms | None]) -> Store:
     opening = Opening(base, False, terms)
-    agreed, links = opening.worker()
+    agreed, links = opening.open_worker()
     workers = tuple(rank for rank in range(base.size) if rank not in agreed.servers)
     return Store(links, (base.rank, workers), agreed.consistency, base.timeout_s)
 
 
-def _check_alone(what: str, given: dict[str, Any]) -> None:
+def _refuse_other_arguments(what: str, given: dict[str, Any]) -> None:
     """Raise InvalidArgumentError for arguments that have no meaning next to a ticket."""
     names = [name for name, value in given.items() if value is not None]
     if names:
@@ -220,45 +220,45 @@ def _check_alone(what: str, given: dict[str, Any]) -> None:
         )
 
 
-def _wish(worker: Any, replicas: Any, consistency: Any) -> Wish:
+def _join_request(worker: Any, replicas: Any, consistency: Any) -> JoinRequest:
     is_rank = isinstance(worker, int) and not isinstance(worker, bool) and 0 <= worker < RANKS_MAX
     if worker is not None and not is_rank:
         raise InvalidArgumentError(
             f"worker is {worker!r}: expected None, or the rank of a worker whose process has ended"
         )
     word = "" if consistency is None else str(consistency_of(consistency))
-    return Wish(
+    return JoinRequest(
         False,
         -1 if worker is None else worker,
-        -1 if replicas is None else checked_replicas(replicas, REPLICAS_MAX),
+        -1 if replicas is None else check_replicas(replicas, REPLICAS_MAX),
         word,
     )
 
 
-def _serve_by_ticket(ticket: str, config: Config) -> int:
+def _serve_with_ticket(ticket: str, config: Config) -> int:
     """Join a running store as a server, and serve it until its workers have left."""
-    with arrived(ticket, Wish(True), config) as arrival:
-        terms = Terms.from_list(arrival.home.terms)
+    with join_store(ticket, JoinRequest(True), config) as arrival:
+        terms = Terms.from_list(arrival.context.terms)
         rank, workers = arrival.newcomer.rank, arrival.workers
-        machine = made_server(config, rank, arrival.view, workers, terms)
+        machine = make_server(config, rank, arrival.view, workers, terms)
         machine.gone.update(arrival.gone)
         machine.expect(arrival.newcomer.serial)
-        server = ServerThreads(machine, arrival.links, arrival.home, is_new=True)
+        server = ServerThreads(machine, arrival.links, arrival.context, is_new=True)
     server.run()
     return 0
 
 
-def _joined_by_ticket(ticket: str, wish: Wish) -> Store:
+def _join_with_ticket(ticket: str, request: JoinRequest) -> Store:
     """Join a running store as a worker, and return it."""
     config = world._settings()
-    until = time.monotonic() + config.init_timeout_s
-    with arrived(ticket, wish, config) as arrival:
-        terms = Terms.from_list(arrival.home.terms)
+    deadline = time.monotonic() + config.init_timeout_s
+    with join_store(ticket, request, config) as arrival:
+        terms = Terms.from_list(arrival.context.terms)
         newcomer = arrival.newcomer
-        machine = made_client(config, newcomer.rank, arrival.view, terms, newcomer.first)
+        machine = make_client(config, newcomer.rank, arrival.view, terms, newcomer.first)
         machine.expect(newcomer, arrival.servers)
-        links = WorkerLinks(machine, arrival.links, arrival.home)
-        if not links.meet(until):
+        links = WorkerLinks(machine, arrival.links, arrival.context)
+        if not links.wait_connected(deadline):
             raise TimeoutError(
                 f"servers {sorted(machine.expected)} have not connected with this worker within "
                 f"{config.init_timeout_s:g} s",
@@ -273,7 +273,7 @@ def _joined_by_ticket(ticket: str, wish: Wish) -> Store:
 
 def _serve_store_of_job(base: Communicator) -> Callable[[], None]:
     """Take part, as a server of a job, in opening a store; return the function that serves it."""
-    return Opening(base, True, lambda: None).server().run
+    return Opening(base, True, lambda: None).open_server().run
 
 
 serve_stores.append(_serve_store_of_job)

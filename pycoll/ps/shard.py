@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 from pycoll.ps.consistency import Consistency
 from pycoll.ps.membership.newcomers import has_only_joined
-from pycoll.ps.messages import ALL, DROPPED, LAST, NAMES, REPEATED, STEPPED, Kind, Message
+from pycoll.ps.messages import ALL, DROPPED, ENDS_ROUND, NAMES, REPEATED, STEPPED, Kind, Message
 from pycoll.untrusted import json_object, read_json
 
 #: The most names of a shard's texts.
@@ -56,8 +56,8 @@ class Arithmetic(Protocol):
         Raises ValueError for a wrong form.
         """
 
-    def read(self, rule: int, value: Any, asked: Any) -> Any:
-        """Return the payload that tells the value, or what the payload ``asked`` asks of it.
+    def read(self, rule: int, value: Any, query: Any) -> Any:
+        """Return the payload that tells the value, or what the payload ``query`` asks of it.
 
         Raises ValueError for a payload that asks for nothing there is.
         """
@@ -152,7 +152,7 @@ class Shard:
         #: How often the workers that take part have changed; so it tells their first ones apart.
         self.epoch = 0
         #: The newest cut that shall have no values, and the reason.
-        self.refused = (0, "")
+        self.refused_cut = (0, "")
         self.counts = Counts()
         self.arithmetic = arithmetic
 
@@ -248,9 +248,9 @@ class Shard:
             self.late[push.worker] = [*self.late.get(push.worker, ()), push.seq][-LATE_MAX:]
             flags = DROPPED
         else:
-            kept = part.pending.setdefault(push.round, {})
-            kept.setdefault(push.worker, []).append(push.payload)
-        if push.flags & LAST:
+            by_worker = part.pending.setdefault(push.round, {})
+            by_worker.setdefault(push.worker, []).append(push.payload)
+        if push.flags & ENDS_ROUND:
             part.clocks[push.worker] = max(part.clocks.get(push.worker, 0), push.round + 1)
             self._advance(part)
         return Effect(flags, part.version)
@@ -273,10 +273,10 @@ class Shard:
     def _discard(self, worker: int) -> None:
         """Drop what a worker that is gone pushed in rounds that have not ended."""
         for part in self.parts.values():
-            for turn, by in list(part.pending.items()):
+            for round_number, by in list(part.pending.items()):
                 self.counts.dropped += len(by.pop(worker, ()))
                 if not by:
-                    del part.pending[turn]
+                    del part.pending[round_number]
 
     def _join(self, update: Message) -> Effect:
         """Let a new worker take part, or a new process of one that is gone.
@@ -296,7 +296,9 @@ class Shard:
         for part in self.parts.values():
             part.clocks.pop(worker, None)
             if self.consistency.folds:
-                pushed = (turn + 1 for turn, by in part.pending.items() if worker in by)
+                pushed = (
+                    round_number + 1 for round_number, by in part.pending.items() if worker in by
+                )
                 part.clocks[worker] = max(part.version, *pushed, 0)
         return Effect(0, self.version)
 
@@ -318,8 +320,8 @@ class Shard:
 
     def _cut(self, update: Message) -> None:
         self.cuts[update.worker] = max(self.cuts[update.worker], update.round)
-        if update.payload is not None and update.round > self.refused[0]:
-            self.refused = (update.round, bytes(update.payload).decode("utf-8", "replace"))
+        if update.payload is not None and update.round > self.refused_cut[0]:
+            self.refused_cut = (update.round, bytes(update.payload).decode("utf-8", "replace"))
         # With Backup, rounds may end without this worker from now on.
         self._advance_all()
         self._end_cut()
@@ -328,9 +330,9 @@ class Shard:
         reached = min((self.cuts[worker] for worker in self.live), default=0)
         if self.lost is None and reached > self.cut:
             self.cut = reached
-            self.writer = self._first()
-            if reached > self.refused[0] and self._has_open_round():
-                self.refused = (reached, _OPEN_ROUND)
+            self.writer = self._first_worker()
+            if reached > self.refused_cut[0] and self._has_open_round():
+                self.refused_cut = (reached, _OPEN_ROUND)
 
     def _has_open_round(self) -> bool:
         """Return whether a worker that takes part has pushed in a round that has not ended."""
@@ -340,9 +342,9 @@ class Shard:
 
     def is_first(self, worker: int) -> bool:
         """Return whether the worker is the first one that takes part."""
-        return worker == self._first()
+        return worker == self._first_worker()
 
-    def _first(self) -> int:
+    def _first_worker(self) -> int:
         """Return the first worker. One that has joined later follows all earlier ones, so no worker
         loses this place while it lives."""
         return min(self.live, key=lambda one: (self.applied[one] >> 32, one), default=-1)
@@ -385,14 +387,14 @@ class Shard:
         clock = self.clocks.get(worker, 0)
         return clock if part is None else max(clock, part.clocks.get(worker, 0))
 
-    def _reached(self, part: Part | None) -> int:
+    def _ended_rounds(self, part: Part | None) -> int:
         """Return the number of rounds that enough workers have ended."""
         if not self.live or self.lost is not None:
             return 0
         clocks = sorted(self.clock_of(worker, part) for worker in self.live)
-        return clocks[len(clocks) - self._needed()]
+        return clocks[len(clocks) - self._workers_needed()]
 
-    def _needed(self) -> int:
+    def _workers_needed(self) -> int:
         """Return how many workers end a round.
 
         Workers that have begun a cut wait for the others. With Backup some of these may be late,
@@ -405,18 +407,18 @@ class Shard:
         return min(needed, max(1, late))
 
     @property
-    def newest(self) -> int:
+    def newest_version(self) -> int:
         """The number of rounds that enough workers have ended, for all parts or one alone."""
         return max([self.version, *(part.version for part in self.parts.values())])
 
     def _advance_all(self) -> None:
-        self.version = max(self.version, self._reached(None))
+        self.version = max(self.version, self._ended_rounds(None))
         for part in self.parts.values():
             self._advance(part)
 
     def _advance(self, part: Part) -> None:
         """End the rounds that enough workers have ended, and apply their pushes in rank order."""
-        reached = self._reached(part)
+        reached = self._ended_rounds(part)
         while part.version < reached:
             pushes = part.pending.pop(part.version, None)
             if pushes:
@@ -425,7 +427,7 @@ class Shard:
                 self.counts.rounds += 1
             part.version += 1
 
-    def is_open(self, worker: int, part: Part | None) -> bool:
+    def may_proceed(self, worker: int, part: Part | None) -> bool:
         """Return whether the worker may go on: it is not too far ahead of the others."""
         return self.lacks(worker, part) == 0
 

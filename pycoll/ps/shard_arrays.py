@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from pycoll import _core
 from pycoll.errors import InvalidArgumentError
+from pycoll.ps.values.copy_on_write import CopyOnWriteArray
 from pycoll.ps.values.server_optimizers import Optimizer
-from pycoll.ps.values.shown_array import ShownArray
 from pycoll.types import COMPLEX, INTEGERS, ITEM_BYTES, DType, ReduceOp, numpy_dtype
 
 Array = npt.NDArray[Any]
@@ -46,18 +46,18 @@ STATE = struct.Struct("<Q")
 class ArrayValue:
     """A part's value. ``states``: of its optimizer; ``steps``: how many it took."""
 
-    __slots__ = ("optimizer", "shown", "states", "steps")
+    __slots__ = ("optimizer", "states", "steps", "storage")
 
     def __init__(self, array: Array) -> None:
-        self.shown = ShownArray(array)
+        self.storage = CopyOnWriteArray(array)
         self.optimizer: Optimizer | None = None
-        self.states: list[ShownArray] = []
+        self.states: list[CopyOnWriteArray] = []
         self.steps = 0
 
     @property
     def array(self) -> Array:
         """The elements."""
-        return self.shown.array
+        return self.storage.array
 
     def set_optimizer(self, optimizer: Optimizer) -> None:
         """Step by this optimizer from now on. The state stays where it has the same form."""
@@ -66,14 +66,14 @@ class ArrayValue:
             return
         kind = np.float64 if self.array.dtype == np.float64 else np.float32
         fresh = (np.full(self.array.shape, optimizer.fresh, kind) for _ in range(optimizer.states))
-        self.states = [ShownArray(one) for one in fresh]
+        self.states = [CopyOnWriteArray(one) for one in fresh]
         self.steps = 0
 
     def step(self, gradient: Array) -> None:
         """Let the optimizer change the elements."""
         assert self.optimizer is not None
         self.steps += 1
-        target = self.shown.writable()
+        target = self.storage.writable()
         is_narrow = target.dtype not in (np.float32, np.float64)
         weights = target.astype(np.float32) if is_narrow else target
         states = [one.writable() for one in self.states]
@@ -93,7 +93,7 @@ class ArrayValues:
     def set_optimizer(self, rule: int, value: ArrayValue, optimizer: Optimizer) -> ArrayValue:
         """Return the value that steps by this optimizer, if its pushes are added and its type has
         fractions; any other value stays as it is."""
-        if is_stepped(rule):
+        if takes_optimizer(rule):
             value.set_optimizer(optimizer)
         return value
 
@@ -117,7 +117,7 @@ class ArrayValues:
             return value
         old = value.array
         # The elements of an answer that is being sent must not change.
-        target = value.shown.writable()
+        target = value.storage.writable()
         if rule & 0xFF == ADD:
             fold(target, [old, *arrays], dtype)
         elif rule & 0xFF == MEAN:
@@ -126,9 +126,9 @@ class ArrayValues:
             fold(target, arrays, dtype)
         return value
 
-    def read(self, rule: int, value: ArrayValue, asked: Any = None) -> Array:
+    def read(self, rule: int, value: ArrayValue, query: Any = None) -> Array:
         """Return the bytes of the value. They stay as they are while this object exists."""
-        return value.shown.view()
+        return value.storage.view()
 
     def nbytes(self, value: ArrayValue) -> int:
         """Return the bytes that a value takes."""
@@ -137,9 +137,9 @@ class ArrayValues:
     def pieces(self, value: ArrayValue) -> Sequence[Any]:
         """Return the payloads of a value: its elements, and what its optimizer keeps."""
         if value.optimizer is None:
-            return (value.shown.view(),)
+            return (value.storage.view(),)
         kept = STATE.pack(value.steps) + value.optimizer.to_bytes()
-        return (value.shown.view(), kept, *(one.view() for one in value.states))
+        return (value.storage.view(), kept, *(one.view() for one in value.states))
 
     def join(self, rule: int, pieces: Sequence[Any]) -> ArrayValue:
         """Return the value of which ``pieces`` made these payloads."""
@@ -167,7 +167,7 @@ class ArrayValues:
         return value
 
 
-def is_stepped(rule: int) -> bool:
+def takes_optimizer(rule: int) -> bool:
     """Return whether an optimizer may step arrays of this rule."""
     return rule & 0xFF == ADD and rule >> 8 in _STEPPED
 

@@ -53,12 +53,12 @@ def pieces_of(shard: Shard, lsn: int) -> Iterator[Message]:
     for (key, number), part in sorted(shard.parts.items()):
         values = list(shard.arithmetic.pieces(part.value))
         payloads += values
-        kept = [
-            (turn, who, one)
-            for turn, by in sorted(part.pending.items())
+        cut_pieces = [
+            (round_number, who, one)
+            for round_number, by in sorted(part.pending.items())
             for who, one in sorted(by.items())
         ]
-        for _, _, pushes in kept:
+        for _, _, pushes in cut_pieces:
             payloads += pushes
         parts.append(
             {
@@ -68,7 +68,9 @@ def pieces_of(shard: Shard, lsn: int) -> Iterator[Message]:
                 "version": part.version,
                 "clocks": part.clocks,
                 "values": len(values),
-                "pending": [[turn, who, len(pushes)] for turn, who, pushes in kept],
+                "pending": [
+                    [round_number, who, len(pushes)] for round_number, who, pushes in cut_pieces
+                ],
             }
         )
     facts = {
@@ -85,7 +87,7 @@ def pieces_of(shard: Shard, lsn: int) -> Iterator[Message]:
         "cut": shard.cut,
         "writer": shard.writer,
         "epoch": shard.epoch,
-        "refused": shard.refused,
+        "refused": shard.refused_cut,
         "parts": parts,
     }
     text = json.dumps(facts).encode()
@@ -96,17 +98,17 @@ def pieces_of(shard: Shard, lsn: int) -> Iterator[Message]:
     yield Message(Kind.PIECE, flags=END, lsn=lsn)
 
 
-class Filling:
+class SnapshotReader:
     """Takes the pieces, and fills the shard when the last one has come.
 
-    ``kept``: the pieces of the shard as it was at the newest cut.
+    ``cut_pieces``: the pieces of the shard as it was at the newest cut.
     """
 
     def __init__(self, shard: Shard) -> None:
         self._shard = shard
         self._text: list[bytes] = []
         self._payloads: list[Any] = []
-        self.kept: list[Message] = []
+        self.cut_pieces: list[Message] = []
 
     def take(self, piece: Message) -> bool:
         """Take the next piece; return whether the shard is filled now.
@@ -114,7 +116,7 @@ class Filling:
         Raises ValueError for pieces that ``pieces_of`` did not make.
         """
         if piece.flags & KEPT:
-            self.kept.append(piece._replace(flags=piece.flags & ~KEPT))
+            self.cut_pieces.append(piece._replace(flags=piece.flags & ~KEPT))
         elif piece.flags == META:
             self._text.append(bytes(piece.payload))
         elif piece.flags == END:
@@ -130,14 +132,18 @@ class Filling:
         payloads = iter(self._payloads)
         shard.parts.clear()
         for one in facts["parts"]:
-            told = json_object(one, PART_FACTS)
-            values = [next(payloads) for _ in range(told["values"])]
-            part = Part(told["rule"], shard.arithmetic.join(told["rule"], values), told["version"])
-            part.clocks = _numbers(told["clocks"])
-            for turn, who, count in told["pending"]:
+            part_facts = json_object(one, PART_FACTS)
+            values = [next(payloads) for _ in range(part_facts["values"])]
+            part = Part(
+                part_facts["rule"],
+                shard.arithmetic.join(part_facts["rule"], values),
+                part_facts["version"],
+            )
+            part.clocks = _numbers(part_facts["clocks"])
+            for round_number, who, count in part_facts["pending"]:
                 pushes = [next(payloads) for _ in range(count)]
-                part.pending.setdefault(turn, {})[who] = pushes
-            shard.parts[told["key"], told["part"]] = part
+                part.pending.setdefault(round_number, {})[who] = pushes
+            shard.parts[part_facts["key"], part_facts["part"]] = part
         shard.live = list(facts["live"])
         shard.clocks = _numbers(facts["clocks"])
         shard.applied = _numbers(facts["applied"])
@@ -152,7 +158,7 @@ class Filling:
         shard.writer = facts["writer"]
         shard.epoch = facts["epoch"]
         number, reason = facts["refused"]
-        shard.refused = (int(number), str(reason))
+        shard.refused_cut = (int(number), str(reason))
 
 
 def _numbers(table: dict[str, int]) -> dict[int, int]:

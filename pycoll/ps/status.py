@@ -26,7 +26,7 @@ from pycoll.untrusted import json_object, read_json
 #: The longest status, in bytes.
 _STATUS_BYTES_MAX = 1 << 20
 #: Seconds that one end of the socket waits for the other.
-_PATIENCE_S = 2.0
+_TIMEOUT_S = 2.0
 _SERVERS = re.compile(r"@pycoll-ps-(\d+)-\d+$")
 _STORES = re.compile(r"@pycoll-store-(\d+)-\d+$")
 #: The longest command and answer, in bytes.
@@ -61,7 +61,7 @@ class _Socket:
             # A peer that is gone, or too slow, gets no answer.
             with sock, contextlib.suppress(OSError):
                 if peer_of(sock)[1] == os.geteuid():
-                    sock.settimeout(_PATIENCE_S)
+                    sock.settimeout(_TIMEOUT_S)
                     self._serve(sock)
 
     def close(self) -> None:
@@ -73,18 +73,18 @@ class _Socket:
 
 
 class StatusSocket(_Socket):
-    """Tells the status of a server. ``tell``: returns its JSON object; any thread may call it."""
+    """Sends the status of a server. Threads: any may call ``read_status``, which returns an object."""
 
-    def __init__(self, tell: Callable[[], dict[str, Any]]) -> None:
-        self._tell = tell
+    def __init__(self, read_status: Callable[[], dict[str, Any]]) -> None:
+        self._read_status = read_status
         super().__init__("ps")
 
     def _serve(self, sock: socket.socket) -> None:
-        told = {**self._tell(), "left_out": ""}
-        text = json.dumps(told).encode()
+        status = {**self._read_status(), "left_out": ""}
+        text = json.dumps(status).encode()
         if len(text) > _STATUS_BYTES_MAX:
             why = f"its status has {len(text)} bytes, more than {_STATUS_BYTES_MAX}"
-            text = json.dumps({**told, "shards": [], "left_out": why}).encode()
+            text = json.dumps({**status, "shards": [], "left_out": why}).encode()
         sock.sendall(text)
 
 
@@ -103,19 +103,19 @@ class CommandSocket(_Socket):
     def _serve(self, sock: socket.socket) -> None:
         answer: dict[str, Any] = {"is_here": False, "error": "", "text": ""}
         try:
-            asked = json_object(read_json(_read(sock, _COMMAND_BYTES_MAX)), _COMMAND)
-            if asked["store"] == self._store and asked["command"] in self._commands:
+            request = json_object(read_json(_read(sock, _COMMAND_BYTES_MAX)), _COMMAND)
+            if request["store"] == self._store and request["command"] in self._commands:
                 answer["is_here"] = True
-                answer["text"] = self._commands[asked["command"]](asked["server"])
+                answer["text"] = self._commands[request["command"]](request["server"])
         except (PycollError, ValueError, OSError) as error:
             answer["error"] = str(error)[: _COMMAND_BYTES_MAX // 8]
         sock.sendall(json.dumps(answer).encode())
 
 
-def command(store: str, word: str, server: int, patience_s: float) -> str:
+def command(store: str, word: str, server: int, timeout_s: float) -> str:
     """Have a server of a store, a process on this host, run a command about a server.
 
-    ``patience_s``: the longest wait for its end, in seconds. Returns the text of the answer.
+    ``timeout_s``: the longest wait for its end, in seconds. Returns the text of the answer.
 
     Raises InvalidArgumentError where no process on this host serves a store of that name;
     PycollError with the reason where the command fails, and TimeoutError.
@@ -123,9 +123,9 @@ def command(store: str, word: str, server: int, patience_s: float) -> str:
     text = json.dumps({"store": store, "command": word, "server": server}).encode()
     for name in _names(_STORES):
         try:
-            answer = json_object(read_json(_ask(name, text, patience_s)), _ANSWER)
+            answer = json_object(read_json(_query(name, text, timeout_s)), _ANSWER)
         except builtins.TimeoutError:
-            raise TimeoutError(f"{word} has not ended within {patience_s:g} s") from None
+            raise TimeoutError(f"{word} has not ended within {timeout_s:g} s") from None
         except (OSError, ValueError):
             continue
         if answer["error"]:
@@ -144,12 +144,12 @@ def running_servers() -> list[dict[str, Any]]:
     Servers that end meanwhile, or do not answer within 2 seconds, are left out. A server whose
     status is longer than 1 MiB has no "shards"; its "left_out" is the reason, which is else empty.
     """
-    found = []
+    servers = []
     for name in _names(_SERVERS):
         # Bytes that no server sends are no server's.
         with contextlib.suppress(OSError, ValueError):
-            found.append(json_object(read_json(_ask(name, b"", _PATIENCE_S)), _FACTS))
-    return sorted(found, key=lambda one: (one["store"], one["rank"]))
+            servers.append(json_object(read_json(_query(name, b"", _TIMEOUT_S)), _FACTS))
+    return sorted(servers, key=lambda one: (one["store"], one["rank"]))
 
 
 def _names(pattern: re.Pattern[str]) -> Iterator[str]:
@@ -160,9 +160,9 @@ def _names(pattern: re.Pattern[str]) -> Iterator[str]:
         yield "\0" + name[1:]
 
 
-def _ask(name: str, text: bytes, patience_s: float) -> bytearray:
+def _query(name: str, text: bytes, timeout_s: float) -> bytearray:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
-        sock.settimeout(patience_s)
+        sock.settimeout(timeout_s)
         sock.connect(name)
         if peer_of(sock)[1] != os.geteuid():
             raise ValueError("another user's socket")

@@ -15,26 +15,28 @@ from typing import Any
 from pycoll.errors import PycollError
 from pycoll.ps.array_memory import Bytes
 from pycoll.ps.client_machine import ClientMachine, Request
-from pycoll.ps.membership.new_links import Home
+from pycoll.ps.membership.newcomer_links import StoreContext
 from pycoll.ps.membership.newcomers import Newcomer
 from pycoll.ps.messages import Kind, Message
 from pycoll.ps.server_links import Link
 
 #: Seconds that a caller waits at one connection before it looks at the others.
-_LOOK_S = 0.05
-_IDLE_LOOK_S = 0.25
+_POLL_S = 0.05
+_IDLE_POLL_S = 0.25
 #: Seconds that a newcomer waits at one connection.
-_GLANCE_S = 0.005
+_JOIN_POLL_S = 0.005
 
 
 class WorkerLinks:
     """The connections, by server. Threads: any."""
 
-    def __init__(self, machine: ClientMachine, links: dict[int, Link], home: Home) -> None:
+    def __init__(
+        self, machine: ClientMachine, links: dict[int, Link], context: StoreContext
+    ) -> None:
         self.machine = machine
         #: Each change makes a new dictionary, so that readers need no lock.
         self._links = links
-        self._home = home
+        self._context = context
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._receiving = threading.Lock()
@@ -44,9 +46,9 @@ class WorkerLinks:
     @property
     def transports(self) -> dict[int, str]:
         """The transport of each connection that is left."""
-        return {server: link.transport for server, link in self._alive()}
+        return {server: link.transport for server, link in self._live_links()}
 
-    def _alive(self) -> list[tuple[int, Link]]:
+    def _live_links(self) -> list[tuple[int, Link]]:
         return [one for one in self._links.items() if one[0] not in self.machine.gone]
 
     def begin(
@@ -54,15 +56,15 @@ class WorkerLinks:
         message: Message,
         priority: int = 0,
         target: Any = None,
-        then: Callable[[Request], None] | None = None,
+        on_end: Callable[[Request], None] | None = None,
     ) -> Request:
-        """Begin a request. ``then`` is called when it ends, by the thread that finds that."""
+        """Begin a request. ``on_end`` is called when it ends, by the thread that finds that."""
         with self._lock:
-            request = self.machine.add(message, priority, target, then)
+            request = self.machine.add(message, priority, target, on_end)
             self._send()
             return request
 
-    def begin_together(self, messages: Sequence[Message]) -> list[Request]:
+    def begin_all(self, messages: Sequence[Message]) -> list[Request]:
         """Begin requests, so that no thread's request comes between two of them."""
         with self._lock:
             requests = [self.machine.add(message) for message in messages]
@@ -71,12 +73,12 @@ class WorkerLinks:
 
     def ticket(self, place: bytes) -> str:
         """Return the ticket to the place where a server meets newcomers."""
-        return self._home.ticket(place)
+        return self._context.ticket(place)
 
-    def wish(self, kind: Kind, server: int) -> None:
+    def ask_manager(self, kind: Kind, server: int) -> None:
         """Ask the view manager to DRAIN or ADD a server."""
         with self._lock:
-            self.machine.wish(kind, server)
+            self.machine.ask_manager(kind, server)
             self._send()
 
     def _send(self) -> None:
@@ -91,37 +93,37 @@ class WorkerLinks:
                     self.machine.lose(server)
         newcomers, self.machine.newcomers[:] = list(self.machine.newcomers), []
         for newcomer in newcomers:
-            self._home.connect(newcomer, self._arrived)
+            self._context.connect(newcomer, self._add_link)
         if self._threads:
             self._changed.notify_all()
 
-    def _arrived(self, newcomer: Newcomer, link: Link | None) -> None:
+    def _add_link(self, newcomer: Newcomer, link: Link | None) -> None:
         """Take the connection to a server that joins, from the thread that has made it."""
         with self._lock:
             if link is None:
-                self.machine.miss(newcomer)
+                self.machine.note_unreachable(newcomer)
                 self._send()
                 return
             if self._closed:
                 link.close()
                 return
             self._links = {**self._links, link.peer: link}
-            self.machine.arrive(newcomer)
+            self.machine.note_connected(newcomer)
             self._send()
             if self._threads:
                 thread = self._thread(link.peer, link)
                 self._threads.append(thread)
                 thread.start()
 
-    def meet(self, until: float) -> bool:
+    def wait_connected(self, deadline: float) -> bool:
         """On a newcomer: wait until all servers have connected with it. Return False if the time
-        ``until`` comes first."""
+        ``deadline`` comes first."""
         with self._receiving:
             while self.machine.expected:
-                if time.monotonic() > until:
+                if time.monotonic() > deadline:
                     return False
-                for server, link in self._alive():
-                    self._receive(server, link, _GLANCE_S)
+                for server, link in self._live_links():
+                    self._receive(server, link, _JOIN_POLL_S)
         return True
 
     def _thread(self, server: int, link: Link) -> threading.Thread:
@@ -134,7 +136,7 @@ class WorkerLinks:
         with self._lock:
             if self._threads or self._closed:
                 return
-            self._threads = [self._thread(*one) for one in self._alive()]
+            self._threads = [self._thread(*one) for one in self._live_links()]
             for thread in self._threads:
                 thread.start()
 
@@ -142,80 +144,80 @@ class WorkerLinks:
         with self._receiving:
             pass  # a caller that receives by itself has ended
         while not self._closed and server not in self.machine.gone:
-            self._receive(server, link, _IDLE_LOOK_S)
+            self._receive(server, link, _IDLE_POLL_S)
 
-    def wait(self, requests: Sequence[Request], until: float) -> bool:
+    def wait(self, requests: Sequence[Request], deadline: float) -> bool:
         """Wait until the requests have ended, or one has failed.
 
-        Return False if the time ``until`` comes first.
+        Return False if the time ``deadline`` comes first.
         """
-        while not _are_over(requests):
-            left = until - time.monotonic()
+        while not _have_ended(requests):
+            left = deadline - time.monotonic()
             if left <= 0:
                 return False
             if self._threads:
                 with self._changed:
-                    if not _are_over(requests):
-                        self._changed.wait(min(left, _IDLE_LOOK_S))
-            elif self._receiving.acquire(timeout=min(left, _LOOK_S)):
+                    if not _have_ended(requests):
+                        self._changed.wait(min(left, _IDLE_POLL_S))
+            elif self._receiving.acquire(timeout=min(left, _POLL_S)):
                 try:
-                    self._look(requests, min(left, _LOOK_S))
+                    self._receive_once(requests, min(left, _POLL_S))
                 finally:
                     self._receiving.release()
-        # Another thread may have set the last answer, and be about to call ``then``.
+        # Another thread may have set the last answer, and be about to call ``on_end``.
         with self._lock:
             return True
 
-    def _look(self, requests: Sequence[Request], patience_s: float) -> None:
+    def _receive_once(self, requests: Sequence[Request], timeout_s: float) -> None:
         """Receive what comes from the server that should answer next, and from the others."""
         open_ones = [request for request in requests if not request.ended]
         if not open_ones or self._threads:
             return
-        server = self.machine.answering(open_ones[0])
-        if server is not None and self._receive(server, self._links[server], patience_s):
+        server = self.machine.answering_server(open_ones[0])
+        if server is not None and self._receive(server, self._links[server], timeout_s):
             return
-        for other, link in self._alive():
+        for other, link in self._live_links():
             if other != server:
                 self._receive(other, link, 0.0)
         if server is None:
-            time.sleep(min(patience_s, 0.002))
+            time.sleep(min(timeout_s, 0.002))
 
-    def _receive(self, server: int, link: Link, patience_s: float) -> bool:
+    def _receive(self, server: int, link: Link, timeout_s: float) -> bool:
         """Take one message, or the loss of the connection; return whether there was one."""
         try:
-            message = link.receive(patience_s, functools.partial(self._place, server))
+            message = link.receive(timeout_s, functools.partial(self._destination, server))
             if message is None:
                 return False
             with self._lock:
-                request = self.machine.asked(message)
-                is_second = request is not None and request.receiver not in (None, server)
+                request = self.machine.find_request(message)
+                is_second = request is not None and request.receiving_from not in (None, server)
                 if not is_second or message.kind is Kind.HELD:
-                    self.machine.hear(server, message)
+                    self.machine.handle(server, message)
                 self._send()
             return True
         except PycollError:
             with self._lock:
                 self.machine.lose(server)
-                self.machine.lose_receiver(server)
+                self.machine.resend_interrupted(server)
                 self._send()
             return True
 
-    def _place(self, server: int, message: Message, nbytes: int) -> Bytes | None:
+    def _destination(self, server: int, message: Message, nbytes: int) -> Bytes | None:
         """Return the caller's memory for an answer.
 
         After a change of the view two servers may answer one request at once. Only the first answer
         that begins to come is received there, and the other one is dropped.
         """
         with self._lock:
-            request = self.machine.asked(message)
+            request = self.machine.find_request(message)
             if request is None or message.kind is not Kind.VALUE:
                 return None
             target: Bytes | None = request.target
             if target is None or target.nbytes != nbytes:
                 return None
-            if request.receiver not in (None, server):
+            if request.receiving_from not in (None, server):
                 return None
-            request.receiver = server
+            request.receiving_from = server
             return target
 
     def close(self) -> None:
@@ -224,7 +226,7 @@ class WorkerLinks:
             if self._closed:
                 return
             self._closed = True
-            for server, _ in self._alive():
+            for server, _ in self._live_links():
                 self.machine.out.append((server, Message(Kind.BYE)))
             self._send()
         for thread in self._threads:
@@ -233,7 +235,7 @@ class WorkerLinks:
             link.close()
 
 
-def _are_over(requests: Sequence[Request]) -> bool:
+def _have_ended(requests: Sequence[Request]) -> bool:
     over = True
     for request in requests:
         if request.failure:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from pycoll.ps.reports.store_figures import shown_name, waiting_text
+from pycoll.ps.reports.store_figures import display_name, waiting_text
 from pycoll.ps.status import running_servers
 
 #: The most parts that the list of busy parts names.
@@ -50,7 +50,8 @@ def _shard_lines(shard: dict[str, Any], old: dict[str, Any], seconds: float) -> 
         f"{waiting_text(shard['waiting'])}; clocks {clocks}{gone}"
     ]
     busy = [
-        f"{shown_name(one)} part {one['part']}: {one['uses']}" for one in shard["busy"][:_BUSY_MAX]
+        f"{display_name(one)} part {one['part']}: {one['uses']}"
+        for one in shard["busy"][:_BUSY_MAX]
     ]
     if busy:
         lines.append(f"      busiest, by pushes and pulls: {'; '.join(busy)}")

@@ -12,7 +12,7 @@ from instruction_sets import every_isa
 from pycoll import _core
 from pycoll.arrays.hashes import hashes
 from pycoll.errors import InvalidArgumentError
-from pycoll.ps.values.reused_memory import ReusedMemory
+from pycoll.ps.values.buffer_pool import BufferPool
 from pycoll.ps.values.row_index import RowIndex, shards_of, spread_ids
 from pycoll.ps.values.table_values import sum_rows
 
@@ -228,7 +228,7 @@ def test_wrong_arrays_are_refused() -> None:
 
 
 def test_memory_is_used_again_when_no_view_is_left() -> None:
-    memory = ReusedMemory(1 << 20)
+    memory = BufferPool(1 << 20)
     first = memory.take(200_000)
     first[:] = 1
     address = first.ctypes.data

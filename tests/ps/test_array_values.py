@@ -72,7 +72,7 @@ def test_an_answer_keeps_its_bytes_while_pushes_go_on() -> None:
     assert value.array.tolist() == [2, 3, 4, 5]
     for _ in range(1000):
         values.read(rule, value)
-    assert len(value.shown._views) <= 64, "answers that are gone are forgotten"
+    assert len(value.storage._views) <= 64, "answers that are gone are forgotten"
     del answer
     assert values.apply(rule, value, [push], 1) is value
 

@@ -47,7 +47,7 @@ class Worker:
         """Answer the oldest request that is on its way."""
         message = self.unanswered.pop(0)
         after = int(message.kind not in UPDATES)
-        self.machine.hear(SERVER, Message(Kind.DONE, seq=message.seq, after=after))
+        self.machine.handle(SERVER, Message(Kind.DONE, seq=message.seq, after=after))
         self.look()
 
     def answer_all(self) -> list[Any]:

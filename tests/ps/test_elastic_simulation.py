@@ -13,7 +13,7 @@ from test_newcomer_simulation import come_back, fault, states
 from test_store_simulation import KEYS, kill_at, made_keys
 
 from pycoll.ps.consistency import BSP
-from pycoll.ps.messages import LAST, PULLS, Kind
+from pycoll.ps.messages import ENDS_ROUND, PULLS, Kind
 
 ELASTIC = BSP(elastic=True)
 STEPS = 5
@@ -49,7 +49,7 @@ class Rounds:
     def steps(self, rank: int, first: int) -> Program:
         world = self.world
         process = world.serials.get(rank, 0)
-        flags = LAST | PULLS if self.by_key else 0
+        flags = ENDS_ROUND | PULLS if self.by_key else 0
         for step in range(first, STEPS):
             pulls = [] if self.by_key else [world.request(rank, Kind.PULL, key) for key in KEYS]
             yield pulls

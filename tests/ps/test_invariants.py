@@ -104,7 +104,7 @@ def told(world_type: type[World], program: Any, *terms: Any) -> str:
 def test_a_pull_that_does_not_wait_breaks_staleness(
     world: type[World], text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Shard, "is_open", lambda self, worker, part: True)
+    monkeypatch.setattr(Shard, "may_proceed", lambda self, worker, part: True)
     why = told(world, steps, SSP(1), 3, 2)
     assert "invariant 'staleness' of the store is violated" in why and text in why, why
 
@@ -192,7 +192,7 @@ def test_an_update_that_is_missing_or_strange_is_told() -> None:
     assert "update 4 of rank 0 came after update 2" in shard._values.violation
     client = CheckedClient(0, first_view([1], 0), ASP)
     request = client.add(Message(Kind.PUSH))
-    client.hear(1, Message(Kind.DONE, seq=1, flags=REPEATED))
+    client.handle(1, Message(Kind.DONE, seq=1, flags=REPEATED))
     assert "update 1 was sent once, and a server had applied it before" in request.failure
 
 
@@ -224,7 +224,7 @@ def test_a_round_that_ends_with_too_few_workers_is_told(monkeypatch: pytest.Monk
     def first(self: Shard, part: Part | None) -> int:
         return max(self.clock_of(worker, part) for worker in self.live)
 
-    monkeypatch.setattr(Shard, "_reached", first)
+    monkeypatch.setattr(Shard, "_ended_rounds", first)
     why = told(CheckedServers, rounds, Backup(0.75), 4, 1, 0, Records())
     assert "1 of 4 workers had come to the end of rounds 0 to 0" in why
     assert "Backup(0.75) needs 3" in why
@@ -263,7 +263,7 @@ def early(store: ps.Store, done: threading.Barrier) -> str:
 
 
 def test_the_setting_makes_calls_tell_violations(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Shard, "is_open", lambda self, worker, part: True)
+    monkeypatch.setattr(Shard, "may_proceed", lambda self, worker, part: True)
     done = threading.Barrier(2, timeout=TIMEOUT_S)
     work = functools.partial(early, done=done)
     assert run_store(work, 2, consistency=ps.SSP(1)) == ["", ""], "it is off without the setting"

@@ -30,8 +30,8 @@ from pycoll.config import Config
 from pycoll.ps import status
 from pycoll.ps.consistency import consistency_from, consistency_of
 from pycoll.ps.messages import HEAD_BYTES, PART_BYTES_MAX, Kind, Message, pack_into, unpack
-from pycoll.ps.placement import Placed, Placement, ranges_of
-from pycoll.ps.server_links import INLINE_BYTES, Circle, Link, has_ended, offered
+from pycoll.ps.placement import KeyPlacement, PartPlacer, ranges_of
+from pycoll.ps.server_links import INLINE_BYTES, Connector, Link, has_ended, meeting_text
 from pycoll.ps.status import running_servers
 from pycoll.tools.cli import main
 
@@ -239,7 +239,7 @@ def test_a_peer_that_does_not_receive_holds_up_no_sender(hosts: list[int] | None
     for seq in range(len(sizes)):
         assert received(one).seq == seq
     for link in (one, other):
-        link.tidy()
+        link.release_sent()
         assert not link._sending
         link.close()
 
@@ -519,16 +519,16 @@ def test_examples_of_docstrings_do_what_they_say() -> None:
 def test_a_guest_that_comes_ahead_of_its_turn_waits_for_it() -> None:
     config = Config()
     with listen_in_range(None, None) as listener:
-        meetings = {2: Meeting.from_bytes(offered(config, listener))}
+        meetings = {2: Meeting.from_bytes(meeting_text(config, listener))}
         tuning = tuning_text(config)
 
         def links(rank: int) -> list[int]:
-            circle = Circle(rank, config, b"a key", tuning, 1.0, meetings)
+            connector = Connector(rank, config, b"a key", tuning, 1.0, meetings)
             limit = Deadline(TIMEOUT_S)
             if rank == 0:
                 time.sleep(0.3)
             guests = (0, 1) if rank == 2 else (rank,)
-            made = [circle.link(2, one, "a link", listener, limit) for one in guests]
+            made = [connector.link(2, one, "a link", listener, limit) for one in guests]
             found = [one.all_reduce(rank) for one in made]
             for one in made:
                 one.close()
@@ -843,13 +843,13 @@ def test_a_consistency_is_read_back_from_its_text() -> None:
 def test_parts_are_spread_within_a_part_of_the_mean() -> None:
     draw = np.random.default_rng(5)
     for servers, shards in ((1, 1), (2, 2), (3, 3), (7, 7), (3, 12), (4, 9)):
-        placement = Placement(shards)
+        placement = PartPlacer(shards)
         heads = [shard % servers for shard in range(shards)]
         largest = 0
         for size in draw.integers(0, 3_000_000, 60):
             terms = ps.array_memory.Terms(11, (int(size),))
             placed = placement.place(terms, "add", 0, heads)
-            assert Placed.from_text(placed.to_text(), shards) == placed
+            assert KeyPlacement.from_text(placed.to_text(), shards) == placed
             ranges = ranges_of(terms)
             assert ranges[0][0] == 0 and ranges[-1][1] == size * 4
             assert all(one[1] == other[0] for one, other in itertools.pairwise(ranges))
@@ -878,4 +878,4 @@ def test_headers_keep_their_fields_and_refuse_other_bytes() -> None:
         unpack(head)
     for text in (b"{}", b"[", b'{"number": 1}'):
         with pytest.raises(ValueError):
-            Placed.from_text(text, 2)
+            KeyPlacement.from_text(text, 2)

@@ -56,7 +56,7 @@ def test_a_broken_connection_of_servers_that_do_not_manage_costs_one_of_them(rep
         parted += 1
         stopped = [rank for rank, server in world.servers.items() if server.has_stopped]
         assert len(stopped) == 1 and stopped[0] in (one, other), (seed, one, other, stopped)
-        assert "go on without it" in world.servers[stopped[0]].voter.why
+        assert "go on without it" in world.servers[stopped[0]].voter.stop_reason
         view = world.view
         assert view.servers == tuple(rank for rank in world.servers if rank not in stopped), seed
         assert view.severed == () and all({*chain} <= {*view.servers} for chain in view.chains)
@@ -142,7 +142,7 @@ def test_a_server_that_is_stopped_for_long_is_left_out_and_answers_no_more() -> 
         check_values(world, seed)
         stopped = [one for one in world.servers.values() if one.has_stopped]
         for one in stopped:
-            assert "go on without it" in one.voter.why, (seed, one.voter.why)
+            assert "go on without it" in one.voter.stop_reason, (seed, one.voter.stop_reason)
             assert one.me not in world.view.servers, seed
         left_out += len(stopped)
     assert left_out > SEEDS // 4, left_out
@@ -201,5 +201,5 @@ def test_a_stopped_server_does_not_go_on_when_those_that_went_on_have_ended() ->
     server.pause()
     for rank in (4, 5):
         server.lose(rank)
-    assert server.has_stopped and "of servers [3, 4, 5] only []" in server.voter.why
+    assert server.has_stopped and "of servers [3, 4, 5] only []" in server.voter.stop_reason
     assert {to for to, _ in out} >= {0, 1, 2}

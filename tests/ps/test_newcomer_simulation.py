@@ -250,9 +250,9 @@ def test_one_newcomer_joins_at_a_time_and_the_others_follow() -> None:
 
 def test_a_server_that_asks_twice_lets_a_process_in_once() -> None:
     world = World(1, ASP, 2, 2)
-    wish = Newcomer(0, -1, True, "here")
+    newcomer = Newcomer(0, -1, True, "here")
     for _ in range(2):
-        world.act(2, lambda machine: machine.wish(wish))
+        world.act(2, lambda machine: machine.request_admission(newcomer))
     world.run(4.0)
     assert world.view.joins == 1
 

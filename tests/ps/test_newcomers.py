@@ -26,7 +26,7 @@ from pycoll import InvalidArgumentError, PeerLostError, PycollError, TimeoutErro
 from pycoll.bootstrap.rendezvous.meeting import SECRET_BYTES, Meeting
 from pycoll.config import Config
 from pycoll.ps.consistency import ASP
-from pycoll.ps.membership import arrivals
+from pycoll.ps.membership import joining
 from pycoll.ps.membership.newcomers import make_ticket, read_ticket
 from pycoll.ps.messages import Kind, Message
 from pycoll.ps.server_threads import ServerThreads
@@ -71,10 +71,10 @@ def serving(ticket: str) -> Iterator[list[int]]:
 
 def test_the_key_of_a_ticket_does_not_travel() -> None:
     def work(store: ps.Store, ticket: str) -> None:
-        asked = store._begin(Kind.INVITE, 0)
-        store._wait([asked], "ticket")
-        assert asked.answer is not None
-        place = Meeting.from_bytes(bytes(asked.answer.payload))
+        request = store._begin(Kind.TICKET, 0)
+        store._wait([request], "ticket")
+        assert request.answer is not None
+        place = Meeting.from_bytes(bytes(request.answer.payload))
         meeting = Meeting.from_bytes(read_ticket(ticket)[1].encode())
         assert place.secret == b"" and len(meeting.secret) == SECRET_BYTES
         assert meeting._replace(secret=b"") == place
@@ -84,15 +84,15 @@ def test_the_key_of_a_ticket_does_not_travel() -> None:
 
 def test_a_server_closes_the_connection_of_a_worker_that_has_left() -> None:
     closed: list[int] = []
-    circle = SimpleNamespace(config=Config())
-    home: Any = SimpleNamespace(timeout_s=TIMEOUT_S, name="s", circle=circle)
+    connector = SimpleNamespace(config=Config())
+    context: Any = SimpleNamespace(timeout_s=TIMEOUT_S, name="s", connector=connector)
     machine = World(1, ASP, workers=2, servers=1).servers[2]
     links: dict[int, Any] = {
         one: SimpleNamespace(peer=one, close=functools.partial(closed.append, one))
         for one in (0, 1)
     }
-    server = ServerThreads(machine, links, home)
-    machine.hear(1, Message(Kind.BYE))
+    server = ServerThreads(machine, links, context)
+    machine.handle(1, Message(Kind.BYE))
     server._lose(links[1], True)
     assert closed == [1] and set(links) == {0}
 
@@ -262,7 +262,7 @@ def test_what_the_store_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
         ):
             with pytest.raises(InvalidArgumentError, match=text):
                 ps.connect(ticket=ticket, **words)
-        monkeypatch.setattr(arrivals, "VERSION", 1)
+        monkeypatch.setattr(joining, "VERSION", 1)
         with pytest.raises(InvalidArgumentError, match=r"the store speaks version 2 .*version 1"):
             ps.connect(ticket=ticket)
 

@@ -19,7 +19,7 @@ from pycoll.ps.messages import REPEATED, STEPPED, Kind
 from pycoll.ps.values import row_cache, row_repeats
 from pycoll.ps.values.id_sets import IdSets
 from pycoll.ps.values.row_cache import PULLS_MAX, RowCache
-from pycoll.ps.values.row_terms import checked_table
+from pycoll.ps.values.row_terms import check_table_terms
 from pycoll.ps.values.server_optimizers import SGD, Optimizer
 from pycoll.ps.values.store_values import TABLE, StoreValues
 from pycoll.types import DType
@@ -28,7 +28,7 @@ WORKERS, STEPS = 3, 12
 
 
 def made(rows: int | str, consistency: Consistency, dim: int = WORKERS) -> RowCache:
-    return RowCache(checked_table(DType.FLOAT64, None, dim, "zeros", 0), rows, consistency)
+    return RowCache(check_table_terms(DType.FLOAT64, None, dim, "zeros", 0), rows, consistency)
 
 
 def batch(draw: Any, count: int, end: int = 400) -> Any:
@@ -64,7 +64,7 @@ class Readers:
         if rank:
             yield [ask(Kind.LOOKUP, payload=b"ready")]
             return
-        terms = checked_table(DType.FLOAT64, None, WORKERS, "zeros", 0).to_text().encode()
+        terms = check_table_terms(DType.FLOAT64, None, WORKERS, "zeros", 0).to_text().encode()
         if self.optimizer is not None:
             yield [ask(Kind.OPTIMIZE, flags=1, payload=self.optimizer.to_bytes())]
         yield [ask(Kind.LOAD, rule=TABLE | DType.FLOAT64 << 8, payload=terms)]
@@ -77,16 +77,16 @@ class Readers:
         for clock in range(STEPS):
             ids = batch(draw, 60)
             rows = np.zeros((len(ids), WORKERS))
-            look = None if cache is None else cache.look(ids, clock, rows)
-            left = np.flatnonzero(np.ones(len(ids), bool) if look is None else ~look.hits)
+            lookup = None if cache is None else cache.lookup(ids, clock, rows)
+            left = np.flatnonzero(np.ones(len(ids), bool) if lookup is None else ~lookup.hits)
             if left.size:
                 asked = self.world.request(rank, Kind.PULL, payload=ids[left].tobytes())
                 yield [asked]
                 found = np.frombuffer(asked.answer.payload).reshape(-1, WORKERS)
                 self.moved += found.nbytes
                 rows[left] = found
-                if cache is not None and look is not None:
-                    cache.keep(ids[left], found, asked.answer.round, clock, look)
+                if cache is not None and lookup is not None:
+                    cache.insert(ids[left], found, asked.answer.round, clock, lookup)
             self.check(rank, clock, ids, rows)
             self.push(rank, clock, ids[::2])
             yield self.world.clock(rank, clock + 1)
@@ -96,11 +96,11 @@ class Readers:
         rows[:, rank] = 1
         cache = self.caches[rank]
         if cache is not None:
-            cache.pushed(ids, rows, np.arange(len(ids)))
+            cache.note_push(ids, rows, np.arange(len(ids)))
         payload = ids.tobytes() + rows.tobytes()
         request = self.world.request(rank, Kind.PUSH, payload=payload, round=clock)
         if cache is not None:
-            request.then = lambda ended: cache.answered(ids, ended.answer.flags)
+            request.on_end = lambda ended: cache.note_answer(ids, ended.answer.flags)
         for one in ids:
             self.begun[rank][int(one)].append(clock)
 
@@ -140,7 +140,7 @@ def test_kept_rows_of_a_zipf_trace_save_bytes() -> None:
 @pytest.mark.parametrize("rows", [64, "hot"])
 def test_a_cache_that_forgets_pushes_or_clocks_is_found(rows: int | str) -> None:
     class Deaf(RowCache):
-        def pushed(self, ids: Any, rows: Any, turns: Any) -> None:
+        def note_push(self, ids: Any, rows: Any, turns: Any) -> None:
             return
 
     class Timeless(RowCache):
@@ -160,13 +160,13 @@ def test_a_cache_that_forgets_pushes_or_clocks_is_found(rows: int | str) -> None
 def held(cache: RowCache, clock: int, ids: Any) -> Any:
     """Which ids a worker at this clock finds."""
     ids = np.asarray(ids)
-    return cache.look(ids, clock, np.empty((len(ids), WORKERS))).hits.tolist()
+    return cache.lookup(ids, clock, np.empty((len(ids), WORKERS))).hits.tolist()
 
 
 def store(cache: RowCache, ids: Any, version: int, clock: int) -> None:
     ids = np.asarray(ids)
-    look = cache.look(ids, clock, np.empty((len(ids), WORKERS)))
-    cache.keep(ids, np.ones((len(ids), WORKERS)), version, clock, look)
+    lookup = cache.lookup(ids, clock, np.empty((len(ids), WORKERS)))
+    cache.insert(ids, np.ones((len(ids), WORKERS)), version, clock, lookup)
 
 
 @pytest.mark.parametrize(
@@ -195,23 +195,23 @@ def test_pushes_of_this_worker_are_seen_at_once() -> None:
     cache, ids, rows = made(8, SSP(9)), np.array([3]), np.ones((1, WORKERS))
     turns = np.zeros(1, np.int64)
     store(cache, ids, 0, 0)
-    cache.pushed(ids, rows, turns)
+    cache.note_push(ids, rows, turns)
     assert held(cache, 0, ids) == [False], "no server has told what it does with pushes"
-    cache.answered(ids, 0)
+    cache.note_answer(ids, 0)
     store(cache, ids, 0, 0)
-    look = cache.look(ids, 0, rows)
-    cache.pushed(ids, np.ones((1, WORKERS)), turns)
+    lookup = cache.lookup(ids, 0, rows)
+    cache.note_push(ids, np.ones((1, WORKERS)), turns)
     found = np.empty((1, WORKERS))
-    assert cache.look(ids, 0, found).hits.all() and (found == 2).all()
+    assert cache.lookup(ids, 0, found).hits.all() and (found == 2).all()
     # An answer that was asked for ahead of the push may lack it.
-    cache.keep(ids, rows, 5, 0, look)
-    assert cache.look(ids, 0, found).hits.all() and (found == 2).all()
+    cache.insert(ids, rows, 5, 0, lookup)
+    assert cache.lookup(ids, 0, found).hits.all() and (found == 2).all()
     for flags in (REPEATED, STEPPED):
         store(cache, ids, 0, 0)
-        cache.answered(ids, flags)
+        cache.note_answer(ids, flags)
         assert held(cache, 0, ids) == [False]
     store(cache, ids, 0, 0)
-    cache.pushed(ids, rows, turns)
+    cache.note_push(ids, rows, turns)
     assert held(cache, 0, ids) == [False], "an optimizer steps"
 
 
@@ -225,13 +225,13 @@ def test_rows_end_with_the_round_at_any_clock() -> None:
 
 def test_an_answer_that_may_lack_a_push_of_this_worker_is_not_kept() -> None:
     cache, ids, rows = made(8, SSP(9)), np.array([3]), np.ones((1, WORKERS))
-    with cache.sending():
-        cache.pushed(ids, rows, np.zeros(1, np.int64))
+    with cache.hold_answers():
+        cache.note_push(ids, rows, np.zeros(1, np.int64))
         # Another thread's pull, which is sent ahead of the push.
-        look = cache.look(ids, 0, rows)
-        cache.keep(ids, rows, 0, 0, look)
+        lookup = cache.lookup(ids, 0, rows)
+        cache.insert(ids, rows, 0, 0, lookup)
         assert held(cache, 0, ids) == [False]
-    cache.keep(ids, rows, 0, 0, look)
+    cache.insert(ids, rows, 0, 0, lookup)
     assert held(cache, 0, ids) == [False]
     store(cache, ids, 0, 0)
     assert held(cache, 0, ids) == [True]
@@ -240,14 +240,14 @@ def test_an_answer_that_may_lack_a_push_of_this_worker_is_not_kept() -> None:
 def test_rows_of_a_push_that_failed_or_that_an_optimizer_will_step_are_forgotten() -> None:
     cache, ids, rows = made(8, SSP(9)), np.array([3]), np.ones((1, WORKERS))
     store(cache, ids, 0, 0)
-    cache.answered(ids, 0)
-    cache.failed(ids)
+    cache.note_answer(ids, 0)
+    cache.note_failure(ids)
     assert held(cache, 0, ids) == [False]
     store(cache, ids, 0, 0)
     cache.step()
-    cache.answered(ids, 0)
+    cache.note_answer(ids, 0)
     assert held(cache, 0, ids) == [True], "only a push changes the row"
-    cache.pushed(ids, rows, np.zeros(1, np.int64))
+    cache.note_push(ids, rows, np.zeros(1, np.int64))
     assert held(cache, 0, ids) == [False]
 
 
@@ -256,9 +256,9 @@ def test_memory_is_bounded_and_rows_that_are_used_most_stay() -> None:
     cache = made(128, SSP(1000))
     for _ in range(60):
         ids = batch(draw, 200, 100_000)
-        look = cache.look(ids, 0, np.empty((len(ids), WORKERS)))
-        left = ids[~look.hits]
-        cache.keep(left, np.ones((len(left), WORKERS)), 0, 0, look)
+        lookup = cache.lookup(ids, 0, np.empty((len(ids), WORKERS)))
+        left = ids[~lookup.hits]
+        cache.insert(left, np.ones((len(left), WORKERS)), 0, 0, lookup)
     facts = cache.counts()
     assert facts["kept"] <= facts["most"] == 128 and facts["bytes"] == 128 * WORKERS * 8
     # The 128 most frequent ids are 0.36 of those of a batch.
@@ -280,7 +280,9 @@ class Trace:
     ) -> None:
         print(f"seed {seed}")
         draw = np.random.default_rng(seed)
-        self.cache = RowCache(checked_table(DType.INT64, None, 1, "zeros", 0), rows, consistency)
+        self.cache = RowCache(
+            check_table_terms(DType.INT64, None, 1, "zeros", 0), rows, consistency
+        )
         ends = np.cumsum(weights) / np.sum(weights)
         self.shares = []
         for turn, shift in enumerate(shifts or (0,)):
@@ -299,13 +301,13 @@ class Trace:
 def pull(cache: RowCache, ids: Any, clock: int) -> Any:
     """Pull rows that hold their ids in all columns; return which were here."""
     target = np.full((len(ids), cache._rows.shape[1]), -1, cache._rows.dtype)
-    look = cache.look(ids, clock, target)
-    assert (target[look.hits] == ids[look.hits, None]).all()
-    left = ids[~look.hits]
-    cache.keep(
-        left, np.broadcast_to(left[:, None], (len(left), target.shape[1])), clock, clock, look
+    lookup = cache.lookup(ids, clock, target)
+    assert (target[lookup.hits] == ids[lookup.hits, None]).all()
+    left = ids[~lookup.hits]
+    cache.insert(
+        left, np.broadcast_to(left[:, None], (len(left), target.shape[1])), clock, clock, lookup
     )
-    return look.hits
+    return lookup.hits
 
 
 ROUNDS, BATCH, IDS = 100, 1000, 100_000
@@ -362,7 +364,7 @@ def test_rows_that_this_worker_steps_are_not_hot() -> None:
     for clock in range(30):
         pull(cache, ids, clock)
         assert cache.counts()["kept"] == (0 if clock < 2 else 10)
-        cache.pushed(ids[:10], rows[:10], np.arange(10))
+        cache.note_push(ids[:10], rows[:10], np.arange(10))
     assert held(cache, 29, ids) == [False] * 10 + [True] * 10
 
 
@@ -401,7 +403,7 @@ def test_ids_keep_what_belongs_to_them_when_sets_double(size: int) -> None:
         slots = sets.slots(np.array([one]))[0]
         free = slots[sets.ids[slots] < 0]
         if len(free):
-            sets.ids[free[0]], sets.stamps[free[0]], sets.worth[free[0]] = one, 3 * one, one % 100
+            sets.ids[free[0]], sets.stamps[free[0]], sets.scores[free[0]] = one, 3 * one, one % 100
             known.append(one)
     ids = np.array(known)
     for _ in range(3):
@@ -410,7 +412,7 @@ def test_ids_keep_what_belongs_to_them_when_sets_double(size: int) -> None:
         moved = dict(zip(old.tolist(), new.tolist(), strict=True))
         slots = sets.find(ids)
         assert slots.tolist() == [moved[one] for one in before.tolist()]
-        assert (sets.stamps[slots] == 3 * ids).all() and (sets.worth[slots] == ids % 100).all()
+        assert (sets.stamps[slots] == 3 * ids).all() and (sets.scores[slots] == ids % 100).all()
         assert np.count_nonzero(sets.ids >= 0) == len(ids)
 
 

@@ -12,7 +12,7 @@ from simulated_servers import Program, Records, World
 
 from pycoll.ps.client_machine import WINDOW
 from pycoll.ps.consistency import ASP, BSP, SSP, Backup, Consistency
-from pycoll.ps.messages import LAST, MAKES, PULLS, Kind
+from pycoll.ps.messages import CREATES, ENDS_ROUND, PULLS, Kind
 from pycoll.ps.replica import Replica
 
 SEEDS = 1000
@@ -57,7 +57,7 @@ class History:
         if flags & PULLS:
             self.pulls.append(call)
         request = world.request(rank, Kind.PUSH, key, payload=bit, flags=flags, round=round)
-        request.then = lambda one: self._end(call, one)
+        request.on_end = lambda one: self._end(call, one)
         return request
 
     def push_pull(self, world: World, rank: int, key: int) -> Any:
@@ -67,7 +67,7 @@ class History:
         call = [key, 0, 0, self.tick(), None]
         request = world.request(rank, Kind.PULL, key)
         self.pulls.append(call)
-        request.then = lambda one: self._end(call, one)
+        request.on_end = lambda one: self._end(call, one)
         return request
 
     def _end(self, call: list[Any], request: Any) -> None:
@@ -105,7 +105,7 @@ class History:
 
 def made_keys(world: World, rank: int, value: Any = 0) -> Program:
     """Make the keys, if this worker is the first one that takes part; else wait for them."""
-    ready = world.request(rank, Kind.LOOKUP, shard=0, payload=b"ready", flags=MAKES)
+    ready = world.request(rank, Kind.LOOKUP, shard=0, payload=b"ready", flags=CREATES)
     yield [ready]
     if ready.answer.kind is Kind.DONE:
         yield world.load(rank, KEYS, value)
@@ -295,7 +295,7 @@ def test_a_drained_server_holds_nothing_and_no_push_is_lost() -> None:
         world.lag[world.manager, victim] = 20.0
         # Ahead of the end of every seed's run.
         when = world.random.randint(1, 60)
-        world.faults[when] = functools.partial(world.wish, victim, Kind.DRAIN, victim)
+        world.faults[when] = functools.partial(world.ask_manager, victim, Kind.DRAIN, victim)
         if seed % 4 == 1:
             kill_at(world, world.random.randint(1, 150), 3 + (victim - 2) % 3)
         world.run()
@@ -313,7 +313,8 @@ def test_a_drained_server_that_is_added_again_takes_its_share() -> None:
         world = masks(seed, ASP, 3, 1)
         victim = world.random.choice((3, 4, 5))
         drain, add = (
-            functools.partial(world.wish, victim, kind, victim) for kind in (Kind.DRAIN, Kind.ADD)
+            functools.partial(world.ask_manager, victim, kind, victim)
+            for kind in (Kind.DRAIN, Kind.ADD)
         )
         when = world.random.randint(1, 30)
         world.faults[when] = drain
@@ -574,7 +575,7 @@ def exchanging(
             return
         for key in world.random.sample(behind, len(behind)):
             tag = (rounds[key], rank, step)
-            flags = LAST | PULLS if world.random.random() < 0.5 else LAST
+            flags = ENDS_ROUND | PULLS if world.random.random() < 0.5 else ENDS_ROUND
             push = world.request(rank, Kind.PUSH, key, payload=tag, round=rounds[key], flags=flags)
             pushes.append(push)
             pulls.append((key, push if flags & PULLS else world.request(rank, Kind.PULL, key)))
@@ -642,7 +643,7 @@ def test_workers_that_push_and_pull_many_keys_in_other_orders_do_not_wait_for_ea
         else:
             yield [world.request(rank, Kind.LOOKUP, shard=0, payload=b"ready")]
         order = keys if rank == 0 else reversed(keys)
-        flags = LAST | PULLS
+        flags = ENDS_ROUND | PULLS
         yield [world.request(rank, Kind.PUSH, key, payload=1, flags=flags) for key in order]
 
     for seed in range(20):

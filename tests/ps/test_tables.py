@@ -12,11 +12,11 @@ from simulated_servers import Program, World
 import pycoll
 from pycoll.arrays.hashes import hashes
 from pycoll.ps.consistency import ASP, BSP, Consistency
-from pycoll.ps.messages import LAST, PART_BYTES_MAX, Kind
-from pycoll.ps.opening import checked_terms
+from pycoll.ps.messages import ENDS_ROUND, PART_BYTES_MAX, Kind
+from pycoll.ps.opening import check_terms
 from pycoll.ps.shard_arrays import ADD, ArrayValues
 from pycoll.ps.values.row_index import HotIds, RowIndex, shards_of
-from pycoll.ps.values.row_terms import TableTerms, checked_table, first_rows
+from pycoll.ps.values.row_terms import TableTerms, check_table_terms, first_rows
 from pycoll.ps.values.server_optimizers import SGD, Adagrad, Adam, Optimizer
 from pycoll.ps.values.store_values import TABLE, StoreValues
 from pycoll.ps.values.table_values import TableValue, TableValues, sum_rows
@@ -30,7 +30,7 @@ TABLE_SEEDS = 50
 
 
 def table(rows: int | None = None, init: str = "normal:0.1", dtype: Any = DType.FLOAT32) -> Any:
-    terms = checked_table(dtype, rows, DIM, init, 7)
+    terms = check_table_terms(dtype, rows, DIM, init, 7)
     return VALUES.load(RULE, terms.to_text().encode())
 
 
@@ -84,18 +84,18 @@ def test_each_server_holds_as_many_rows_as_others() -> None:
                 good = shards // servers * servers
                 text = f"shards is {shards}: .* multiple of the {servers} .* {good} or "
                 with pytest.raises(pycoll.InvalidArgumentError, match=text):
-                    checked_terms(ranks, 0, "bsp", shards, size)
+                    check_terms(ranks, 0, "bsp", shards, size)
                 continue
-            view = checked_terms(ranks, 0, "bsp", shards, size).first_view(size)
+            view = check_terms(ranks, 0, "bsp", shards, size).first_view(size)
             heads = np.array([chain[0] for chain in view.chains])
             counts = np.bincount(heads[shards_of(ids, shards)], minlength=size)[1:]
             assert counts.max() <= 1.1 * len(ids) / servers, (servers, shards, counts)
     with pytest.raises(pycoll.InvalidArgumentError, match=r"shards is 1024: .*; pass 1023$"):
-        checked_terms(range(1, 4), 0, "bsp", 1024, 4)
+        check_terms(range(1, 4), 0, "bsp", 1024, 4)
 
 
 def test_first_rows_depend_on_seed_and_id_alone() -> None:
-    terms = checked_table(DType.FLOAT32, None, 64, "normal:0.5", 3)
+    terms = check_table_terms(DType.FLOAT32, None, 64, "normal:0.5", 3)
     ids = np.arange(3000) * 7919
     rows = first_rows(terms, ids)
     assert abs(rows.mean()) < 0.01 and abs(rows.std() - 0.5) < 0.01 and abs(rows).max() < 3
@@ -222,7 +222,7 @@ def test_wrong_pushes_and_pulls_are_refused() -> None:
             asked(value, wrong)
     with pytest.raises(ValueError, match="without ids"):
         VALUES.read(RULE, value, None)
-    terms = checked_table(DType.FLOAT32, None, 1 << 19, "zeros", 0)
+    terms = check_table_terms(DType.FLOAT32, None, 1 << 19, "zeros", 0)
     wide = VALUES.load(RULE, terms.to_text().encode())
     with pytest.raises(ValueError, match="a pull of 3 rows"):
         asked(wide, [1, 2, 3])
@@ -247,13 +247,13 @@ def test_wrong_pushes_and_pulls_are_refused() -> None:
 )
 def test_wrong_terms_are_named(terms: Any, text: str) -> None:
     with pytest.raises(pycoll.InvalidArgumentError, match=text):
-        checked_table(*terms)
+        check_table_terms(*terms)
 
 
 def test_terms_are_read_back() -> None:
     for terms in (
-        checked_table(DType.FLOAT32, None, 64, "normal:0.01", 5),
-        checked_table(DType.INT64, 10, 1, "zeros", 0),
+        check_table_terms(DType.FLOAT32, None, 64, "normal:0.01", 5),
+        check_table_terms(DType.INT64, 10, 1, "zeros", 0),
     ):
         assert TableTerms.from_text(terms.to_text()) == terms
         assert terms.rows_of_message * (8 + terms.row_bytes) <= PART_BYTES_MAX
@@ -292,7 +292,7 @@ def stepping(world: World, rank: int, steps: int, optimizer: Optimizer | None) -
     """Push ones to rows of a table on each shard, and end the rounds."""
     shards = range(len(world.clients[rank].view.chains))
     if rank == 0:
-        terms = checked_table(DType.FLOAT64, None, 2, "uniform:1", 1).to_text().encode()
+        terms = check_table_terms(DType.FLOAT64, None, 2, "uniform:1", 1).to_text().encode()
         if optimizer is not None:
             form = optimizer.to_bytes()
             yield [
@@ -311,7 +311,7 @@ def stepping(world: World, rank: int, steps: int, optimizer: Optimizer | None) -
         rows = np.full((len(ids), 2), 0.1 + rank + step)
         for one in shards:
             world.request(
-                rank, Kind.PUSH, shard=one, payload=push(ids, rows), round=step, flags=LAST
+                rank, Kind.PUSH, shard=one, payload=push(ids, rows), round=step, flags=ENDS_ROUND
             )
         yield [world.request(rank, Kind.PULL, shard=one, payload=ids.tobytes()) for one in shards]
 
@@ -351,7 +351,7 @@ def asked_all(value: TableValue) -> Any:
 
 def assert_sums(rows: Any, workers: int, steps: int) -> None:
     """Every push is applied once, up to the rounding of another order."""
-    expected = first_rows(checked_table(DType.FLOAT64, None, 2, "uniform:1", 1), np.arange(9))
+    expected = first_rows(check_table_terms(DType.FLOAT64, None, 2, "uniform:1", 1), np.arange(9))
     for rank in range(workers):
         for step in range(steps):
             expected[rank : rank + 3 + step] += 0.1 + rank + step

@@ -27,7 +27,7 @@ class TornLink:
     def send(self, message: Message) -> None:
         self.sent.append(message)
 
-    def receive(self, patience_s: float, place: Any) -> Message:
+    def receive(self, timeout_s: float, place: Any) -> Message:
         answer = self.sent[-1]._replace(kind=Kind.VALUE, after=1)
         memory = place(answer, 8)
         target = np.empty(8, np.uint8) if memory is None else memory

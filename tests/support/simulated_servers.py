@@ -18,7 +18,7 @@ from typing import Any
 from pycoll.ps.client_machine import WINDOW, ClientMachine, Request
 from pycoll.ps.consistency import Consistency
 from pycoll.ps.membership.newcomers import Newcomer, agreed_start
-from pycoll.ps.messages import MAKES, NOW, Kind, Message
+from pycoll.ps.messages import CREATES, NO_WAIT, Kind, Message
 from pycoll.ps.replica import Replica
 from pycoll.ps.server_machine import ServerMachine
 from pycoll.ps.shard import Shard
@@ -54,7 +54,7 @@ class Masks:
     def set_optimizer(self, rule: int, value: int, form: bytes) -> int:
         return value
 
-    def read(self, rule: int, value: int, asked: Any) -> int:
+    def read(self, rule: int, value: int, query: Any) -> int:
         return value
 
     def nbytes(self, value: int) -> int:
@@ -77,19 +77,19 @@ class Records(Masks):
         return (*value, (tuple(pushes), workers))
 
 
-def may_send(lane: Any) -> bool:
+def may_send(queue: Any) -> bool:
     """Whether a worker may send the first request of a shard that waits."""
-    return lane.pushing < WINDOW or lane.waiting[0][3].message.kind not in WINDOWED
+    return queue.in_window < WINDOW or queue.waiting[0][3].message.kind not in WINDOWED
 
 
-def woken(replica: Replica) -> list[Message]:
+def wrongly_held(replica: Replica) -> list[Message]:
     """The requests that a server holds though their worker may go on."""
     shard = replica.shard
-    if not replica.is_last or not replica._current:
+    if not replica.is_last or not replica._is_current:
         held = []
     else:
         held = [one for one, _ in replica._held if may_answer(shard, one)]
-    later = replica._later if replica.is_first else ()
+    later = replica._deferred if replica.is_first else ()
     return held + [one for one in later if may_apply(shard, one)]
 
 
@@ -108,13 +108,15 @@ def may_answer(shard: Shard, request: Message) -> bool:
         return shard.cut >= request.round or shard.lost is not None
     if request.kind is Kind.LOOKUP:
         is_known = bytes(request.payload).decode() in shard.texts
-        makes = request.flags & MAKES and shard.is_first(request.worker)
-        return bool(is_known or makes or request.flags & NOW)
+        makes = request.flags & CREATES and shard.is_first(request.worker)
+        return bool(is_known or makes or request.flags & NO_WAIT)
     if request.kind in (Kind.PULL, Kind.PUSH, Kind.CLOCK):
         is_of_part = request.kind is not Kind.CLOCK
         part = shard.parts.get((request.key, request.part)) if is_of_part else None
         is_unknown = is_of_part and part is None
-        return is_unknown or shard.lost is not None or Shard.is_open(shard, request.worker, part)
+        return (
+            is_unknown or shard.lost is not None or Shard.may_proceed(shard, request.worker, part)
+        )
     return True
 
 
@@ -160,8 +162,8 @@ class World:
         self.fenced = True
         #: Newcomers that were told of the end of a process for which they waited.
         self.told_of_ends = 0
-        #: By server what was wished last.
-        self.wishes: dict[int, Kind] = {}
+        #: By server the newest request to the view manager about it.
+        self.manager_requests: dict[int, Kind] = {}
         self.arrival: dict[tuple[int, int], float] = {}
         #: By pair how many times slower than others it is.
         self.lag: dict[tuple[int, int], float] = {}
@@ -243,7 +245,7 @@ class World:
         if self.flying.get(pair) and to in self.alive:
             message = self.flying[pair].popleft()
             self.heard[pair] = self.now
-            self.act(to, lambda machine: machine.hear(source, message), source)
+            self.act(to, lambda machine: machine.handle(source, message), source)
 
     def act(self, peer: int, action: Callable[[Any], None], source: int = -1) -> None:
         """Run a machine, and send what it gives. ``source``: the peer that causes it."""
@@ -266,12 +268,12 @@ class World:
     def check_waits(self, peer: int) -> None:
         """Assert that nothing waits on a process that may go on, so no wake-up is lost."""
         if peer in self.clients:
-            lanes = self.clients[peer]._lanes
+            lanes = self.clients[peer]._queues
             waiting = [one.waiting[0][3] for one in lanes if one.waiting and may_send(one)]
         else:
             server = self.servers[peer]
             replicas = () if server.has_stopped else server.replicas.values()
-            waiting = [request for one in replicas for request in woken(one)]
+            waiting = [request for one in replicas for request in wrongly_held(one)]
         assert waiting == [], f"a wake-up is lost: {waiting} may go on, and wait on {peer}"
 
     def kill(self, rank: int) -> None:
@@ -325,7 +327,7 @@ class World:
         if peer not in self.alive or peer in self.stopped or silent not in self.alive:
             return
         if self.now - heard >= SILENCE_S:
-            self.act(peer, lambda machine: machine.give_up([silent]))
+            self.act(peer, lambda machine: machine.drop_silent([silent]))
         if self.now < until or (heard <= since and self.now < until + SILENCE_S):
             look = functools.partial(self.listen, peer, silent, since, until)
             self.at(SILENCE_S / 8, look)
@@ -348,22 +350,22 @@ class World:
         rank = max(self.servers) + 1
         self.servers[rank] = ServerMachine(rank, self.clients, self.view, self.make)
         self.alive.add(rank)
-        self.wish(rank, Kind.ADD, rank)
+        self.ask_manager(rank, Kind.ADD, rank)
         return rank
 
-    def wish(self, peer: int, kind: Kind, server: int) -> None:
+    def ask_manager(self, peer: int, kind: Kind, server: int) -> None:
         """Ask the view manager, by way of a server, to drain or add a server; ask again if the
-        manager was gone, unless another wish has come."""
+        manager was gone, unless another request has come."""
         message = Message(kind, key=server)
         if peer in self.alive:
-            self.wishes[server] = kind
-            self.act(peer, lambda machine: machine.hear(peer, message))
-            self.at(50.0, functools.partial(self.wish_again, peer, kind, server))
+            self.manager_requests[server] = kind
+            self.act(peer, lambda machine: machine.handle(peer, message))
+            self.at(50.0, functools.partial(self.ask_manager_again, peer, kind, server))
 
-    def wish_again(self, peer: int, kind: Kind, server: int) -> None:
-        is_over = self.wishes[server] is not kind or not self.live_servers
+    def ask_manager_again(self, peer: int, kind: Kind, server: int) -> None:
+        is_over = self.manager_requests[server] is not kind or not self.live_servers
         if not is_over and not is_done(kind, server, self.view):
-            self.wish(peer, kind, server)
+            self.ask_manager(peer, kind, server)
 
     def lose(self, peer: int, gone: int, has_ended: bool = True, serial: int = 0) -> None:
         """Let a process find its connection to process ``serial`` of a rank lost."""
@@ -387,13 +389,13 @@ class World:
         meeting = f"meeting {next(self.counter)}"
         whole = [one for one in self.servers if one in self.alive and self.has_joined(one)]
         host = self.random.choice(whole)
-        if self.servers[host].is_asking:
+        if self.servers[host].is_admitting:
             # A server receives one newcomer after another.
             self.at(self.slow, functools.partial(self.invite, program, rank))
             return
         self.meetings[meeting] = host, program
-        wish = Newcomer(0, rank, program is None, meeting)
-        self.act(host, lambda machine: machine.wish(wish))
+        newcomer = Newcomer(0, rank, program is None, meeting)
+        self.act(host, lambda machine: machine.request_admission(newcomer))
 
     def has_joined(self, rank: int) -> bool:
         joining = self.view.joining
@@ -461,9 +463,9 @@ class World:
             self.at(self.slow, functools.partial(self.link, peer, newcomer))
         elif rank in self.alive and self.serials.get(rank) == serial:
             self.links[rank, peer] = serial
-            self.act(peer, lambda machine: machine.arrive(newcomer))
+            self.act(peer, lambda machine: machine.note_connected(newcomer))
         else:
-            self.act(peer, lambda machine: machine.miss(newcomer))
+            self.act(peer, lambda machine: machine.note_unreachable(newcomer))
 
     def counted(self, rank: int) -> Program:
         """The beginning of a new worker's program: it is connected, and counted by all shards."""
@@ -501,7 +503,7 @@ class World:
                 self.ended.add(rank)
                 return
             if isinstance(wanted, float):
-                self.waiting[rank] = (Request(Message(Kind.ASK), None),)
+                self.waiting[rank] = (Request(Message(Kind.STATS), None),)
                 self.at(wanted, functools.partial(self.wake, rank, self.serials.get(rank, 0)))
             else:
                 self.waiting[rank] = wanted
@@ -560,7 +562,7 @@ class World:
         for rank in servers:
             for number, replica in self.servers[rank].replicas.items():
                 # A server that is being filled may lack clocks.
-                if rank not in view.chains[number] or not replica._current:
+                if rank not in view.chains[number] or not replica._is_current:
                     continue
                 clocks = {one: replica.shard.clocks[one] for one in replica.shard.live}
                 slowest = min(clocks.values(), default=0)

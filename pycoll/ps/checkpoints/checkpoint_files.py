@@ -73,7 +73,7 @@ def _library() -> Any:
     return safetensors
 
 
-def stored(data: Array, dtype: int, shape: tuple[int, ...]) -> Array:
+def as_file_type(data: Array, dtype: int, shape: tuple[int, ...]) -> Array:
     """Return the bytes of an array in a type that the files know.
 
     Types that NumPy lacks become whole numbers with the same bits. A complex number becomes two
@@ -132,13 +132,13 @@ class CheckpointWriter:
         self._flush()
         manifest = {"format": FORMAT, "version": VERSION, **facts, "files": self._files}
         manifest["digest"] = _digest(manifest)
-        draft = self.path / f"{self._name}.json"
-        with open(draft, "w", encoding="utf-8") as file:
+        temporary = self.path / f"{self._name}.json"
+        with open(temporary, "w", encoding="utf-8") as file:
             file.write(json.dumps(manifest, indent=1) + "\n")
             file.flush()
             os.fsync(file.fileno())
         _sync_folder(self.path)
-        os.replace(draft, self.path / MANIFEST)
+        os.replace(temporary, self.path / MANIFEST)
         self.is_newest = True
         _sync_folder(self.path)
         self._remove_others()
@@ -176,70 +176,70 @@ class CheckpointReader:
     def _manifest(self) -> dict[str, Any]:
         if not self.path.is_dir():
             what = "a file" if self.path.exists() else "not there"
-            raise self.wrong(f"it is {what}; expected a directory of Store.checkpoint")
+            raise self.invalid(f"it is {what}; expected a directory of Store.checkpoint")
         try:
             data = read_json(read_file(self.path / MANIFEST, _MANIFEST_BYTES_MAX))
         except FileNotFoundError:
-            raise self.wrong(
+            raise self.invalid(
                 f"there is no {MANIFEST}: no checkpoint was completed in this directory"
             ) from None
         except (OSError, ValueError) as error:
-            raise self.wrong(f"{MANIFEST} cannot be read: {error}") from None
+            raise self.invalid(f"{MANIFEST} cannot be read: {error}") from None
         if not isinstance(data, dict) or data.get("format") != FORMAT:
-            raise self.wrong(f"{MANIFEST} does not describe a checkpoint of a store")
+            raise self.invalid(f"{MANIFEST} does not describe a checkpoint of a store")
         if data.get("version") != VERSION:
-            raise self.wrong(
+            raise self.invalid(
                 f"{MANIFEST} has version {data.get('version')!r}: this pycoll reads {VERSION}"
             )
         try:
             facts = json_object(data, _FACTS)
             digest = facts.pop("digest")
         except ValueError as error:
-            raise self.wrong(f"{MANIFEST} is damaged: {error}") from None
+            raise self.invalid(f"{MANIFEST} is damaged: {error}") from None
         if digest != _digest(facts):
-            raise self.wrong(f"{MANIFEST} is damaged: its digest is another one")
+            raise self.invalid(f"{MANIFEST} is damaged: its digest is another one")
         return facts
 
     def _check(self, one: Any) -> None:
         try:
             facts = json_object(one, _FILE_FACTS)
         except ValueError as error:
-            raise self.wrong(f"{MANIFEST} is damaged: {error}") from None
+            raise self.invalid(f"{MANIFEST} is damaged: {error}") from None
         name = facts["name"]
         if not _FILE.match(name):
-            raise self.wrong(f"{MANIFEST} names {name!r}, which is no file of a checkpoint")
+            raise self.invalid(f"{MANIFEST} names {name!r}, which is no file of a checkpoint")
         try:
             nbytes, digest = _digest_of(self.path / name)
         except OSError as error:
-            raise self.wrong(f"{name} cannot be read: {error.strerror}") from None
+            raise self.invalid(f"{name} cannot be read: {error.strerror}") from None
         if nbytes != facts["bytes"]:
-            raise self.wrong(f"{name} is damaged: {nbytes} bytes, not {facts['bytes']}")
+            raise self.invalid(f"{name} is damaged: {nbytes} bytes, not {facts['bytes']}")
         if digest != facts["sha256"]:
-            raise self.wrong(f"{name} is damaged: its sha256 is {digest}, not {facts['sha256']}")
+            raise self.invalid(f"{name} is damaged: its sha256 is {digest}, not {facts['sha256']}")
         self._files.update(dict.fromkeys(facts["arrays"], name))
 
     def array(self, name: str, nbytes: int) -> Array:
         """Return the bytes of an array. Raises InvalidArgumentError if there are not so many."""
         if name not in self._files:
-            raise self.wrong(f"no file holds {name!r}")
+            raise self.invalid(f"no file holds {name!r}")
         with self._open(self.path / self._files[name], framework="np") as file:
             found: Array = np.ascontiguousarray(file.get_tensor(name))
         if found.nbytes != nbytes:
-            raise self.wrong(f"{name!r} has {found.nbytes} bytes: expected {nbytes}")
+            raise self.invalid(f"{name!r} has {found.nbytes} bytes: expected {nbytes}")
         return found.reshape(-1).view(np.uint8)
 
-    def wrong(self, why: str) -> InvalidArgumentError:
+    def invalid(self, why: str) -> InvalidArgumentError:
         """Return the error that names the directory."""
         return InvalidArgumentError(f"path is {str(self.path)!r}: {why}")
 
 
-def is_there(path: Any) -> bool:
+def has_checkpoint(path: Any) -> bool:
     """Return whether a checkpoint was completed in a directory."""
     return (path_of(path) / MANIFEST).exists()
 
 
 @contextlib.contextmanager
-def written(writer: CheckpointWriter) -> Iterator[None]:
+def abandon_on_error(writer: CheckpointWriter) -> Iterator[None]:
     """Remove what was written if the block fails, and translate the errors of the system.
 
     Raises PycollError for a directory in which writing fails.

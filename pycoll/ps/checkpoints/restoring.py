@@ -16,14 +16,14 @@ import numpy.typing as npt
 
 from pycoll.errors import InvalidArgumentError
 from pycoll.ps.array_memory import Terms
-from pycoll.ps.checkpoints.checkpoint_files import CheckpointReader, is_there, path_of
+from pycoll.ps.checkpoints.checkpoint_files import CheckpointReader, has_checkpoint, path_of
 from pycoll.ps.checkpoints.taking import NOTES
 from pycoll.ps.client_machine import Request
 from pycoll.ps.messages import ALL, PART_BYTES_MAX, Kind
-from pycoll.ps.placement import Placed
+from pycoll.ps.placement import KeyPlacement
 from pycoll.ps.shard_arrays import MEAN, STATE, SUM, UPDATES, rule_of
 from pycoll.ps.values.row_index import shards_of
-from pycoll.ps.values.row_table import PlacedTable
+from pycoll.ps.values.row_table import TablePlacement
 from pycoll.ps.values.row_terms import TableTerms
 from pycoll.ps.values.server_optimizers import Optimizer
 from pycoll.ps.values.store_values import TABLE, TABLES
@@ -49,16 +49,16 @@ _REQUESTS_AT_ONCE = 64
 def restore(store: Store, path: Any, missing_ok: bool, timeout: float | None) -> int | None:
     """Restore a checkpoint, and return the clock that this worker had, or None if there is none."""
     what = f"restore of {str(path)!r}"
-    wrong = _refusal_of(path)
+    refused = _refusal_of(path)
     answer = store._look_up(_NOTE, what, timeout=timeout)
     if answer.kind is Kind.DONE:
         note: dict[str, Any] = {"error": "", "found": False, "round": 0, "clocks": []}
         note["rank"] = store.rank
         refusal = None
         try:
-            if wrong is not None:
-                raise wrong
-            if not missing_ok or is_there(path):
+            if refused is not None:
+                raise refused
+            if not missing_ok or has_checkpoint(path):
                 note.update(_Restoring(store, path, what, answer.round).run())
         except InvalidArgumentError as error:
             # The other workers wait for the note.
@@ -68,8 +68,8 @@ def restore(store: Store, path: Any, missing_ok: bool, timeout: float | None) ->
         if refusal is not None:
             raise refusal
     else:
-        if wrong is not None:
-            raise wrong
+        if refused is not None:
+            raise refused
         note = json_object(read_json(bytes(answer.payload)), _NOTE_FACTS)
         if note["error"]:
             raise InvalidArgumentError(note["error"], rank=note["rank"])
@@ -113,53 +113,53 @@ class _Restoring:
         except (KeyError, TypeError, ValueError) as error:
             if isinstance(error, InvalidArgumentError):
                 raise
-            raise self._reader.wrong(f"its manifest makes no sense: {error}") from None
+            raise self._reader.invalid(f"its manifest makes no sense: {error}") from None
         workers = self._store.workers
         clocks = dict(zip(workers, facts["clocks"], strict=False))
-        told = {
+        clock_by_worker = {
             str(one): facts["round"] if clocks.get(one) is None else clocks[one] for one in workers
         }
         self._to_all(
-            {"clocks": told, "version": facts["round"], "optimizer": facts["optimizer"]},
+            {"clocks": clock_by_worker, "version": facts["round"], "optimizer": facts["optimizer"]},
         )
-        for placed, one in keys:
-            self._load_key(placed, one)
+        for placement, one in keys:
+            self._load_key(placement, one)
         for table, one in tables:
             self._load_table(table, one)
-        self._end(0)
-        for placed, one in keys:
-            self._write(one["name"], placed.to_text())
+        self._wait_for_room(0)
+        for placement, one in keys:
+            self._write(one["name"], placement.to_text())
         for table, one in tables:
             self._write(TABLES + one["name"], table.to_text())
-        self._end(0)
+        self._wait_for_room(0)
         return {"found": True, "round": facts["round"], "clocks": facts["clocks"]}
 
-    def _key_of(self, given: Any) -> tuple[Placed, dict[str, Any]]:
+    def _key_of(self, given: Any) -> tuple[KeyPlacement, dict[str, Any]]:
         one = json_object(given, _KEY_FACTS)
         terms = Terms(int(DType[one["dtype"].upper()]), tuple(map(int, one["shape"])))
-        placed = self._store._place(terms, one["update"], self._epoch)
+        placement = self._store._place(terms, one["update"], self._epoch)
         if UPDATES[one["update"]] in (SUM, MEAN) and not self._store.consistency.folds:
-            raise self._reader.wrong(
+            raise self._reader.invalid(
                 f'key {one["name"]!r} has update {one["update"]!r}, which needs "bsp" or Backup: '
                 f"this store is {self._store.consistency}"
             )
-        if len(one["steps"]) != len(placed.shards):
-            raise ValueError(f"{len(one['steps'])} steps for {len(placed.shards)} parts")
-        return placed, one
+        if len(one["steps"]) != len(placement.shards):
+            raise ValueError(f"{len(one['steps'])} steps for {len(placement.shards)} parts")
+        return placement, one
 
-    def _table_of(self, given: Any) -> tuple[PlacedTable, dict[str, Any]]:
+    def _table_of(self, given: Any) -> tuple[TablePlacement, dict[str, Any]]:
         one = json_object(given, _TABLE_FACTS)
         terms = TableTerms.from_text(one["terms"])
-        return PlacedTable(self._store._placement.number(self._epoch), terms), one
+        return TablePlacement(self._store._placer.number(self._epoch), terms), one
 
     # Requests
 
     def _begin(self, kind: Kind, shard: int, **fields: Any) -> None:
         self._running.append(self._store._begin(kind, shard, **fields))
         if len(self._running) > _REQUESTS_AT_ONCE:
-            self._end(_REQUESTS_AT_ONCE // 2)
+            self._wait_for_room(_REQUESTS_AT_ONCE // 2)
 
-    def _end(self, left: int) -> None:
+    def _wait_for_room(self, left: int) -> None:
         """Wait until at most so many requests run."""
         count = len(self._running) - left
         self._store._wait(self._running[:count], self._what)
@@ -175,9 +175,9 @@ class _Restoring:
 
     # Values
 
-    def _load_key(self, placed: Placed, one: dict[str, Any]) -> None:
-        name, dtype = one["name"], placed.terms.dtype
-        size, item = placed.ranges[-1][1], ITEM_BYTES[dtype]
+    def _load_key(self, placement: KeyPlacement, one: dict[str, Any]) -> None:
+        name, dtype = one["name"], placement.terms.dtype
+        size, item = placement.ranges[-1][1], ITEM_BYTES[dtype]
         values = self._reader.array(f"values/{name}", size)
         form = bytes.fromhex(one["optimizer"])
         optimizer = Optimizer.from_bytes(form) if form else None
@@ -186,11 +186,11 @@ class _Restoring:
             self._reader.array(f"state{number}/{name}", size // item * wide)
             for number in range(optimizer.states if optimizer is not None else 0)
         ]
-        rule = rule_of(placed.update, dtype)
-        self._running += self._store._begin_names(placed.number, name.encode(), placed.shards)
-        for part, (begin, end) in enumerate(placed.ranges):
-            to: dict[str, Any] = {"key": placed.number, "part": part}
-            shard = placed.shards[part]
+        rule = rule_of(placement.update, dtype)
+        self._running += self._store._begin_names(placement.number, name.encode(), placement.shards)
+        for part, (begin, end) in enumerate(placement.ranges):
+            to: dict[str, Any] = {"key": placement.number, "part": part}
+            shard = placement.shards[part]
             self._begin(Kind.LOAD, shard, rule=rule, payload=values[begin:end], **to)
             if optimizer is None:
                 continue
@@ -200,10 +200,10 @@ class _Restoring:
             for number, state in enumerate(states):
                 self._begin(Kind.RESTORE, shard, round=2 + number, payload=state[span], **to)
 
-    def _load_table(self, placed: PlacedTable, one: dict[str, Any]) -> None:
-        terms, name = placed.terms, one["name"]
+    def _load_table(self, placement: TablePlacement, one: dict[str, Any]) -> None:
+        terms, name = placement.terms, one["name"]
         shown = (TABLES + name).encode()
-        self._running += self._store._begin_names(placed.number, shown, self._shards)
+        self._running += self._store._begin_names(placement.number, shown, self._shards)
         form = bytes.fromhex(one["optimizer"])
         words = ["rows"]
         if form:
@@ -211,7 +211,7 @@ class _Restoring:
             words += [f"row_state{number}" for number in range(optimizer.states)]
             words += ["row_steps"] if optimizer.counts_steps else []
         for shard in self._shards:
-            to: dict[str, Any] = {"key": placed.number, "part": shard}
+            to: dict[str, Any] = {"key": placement.number, "part": shard}
             text = terms.to_text().encode()
             self._begin(Kind.LOAD, shard, rule=TABLE | terms.dtype << 8, payload=text, **to)
             if form:
@@ -224,7 +224,7 @@ class _Restoring:
                 data = self._reader.array(f"{word}/{name}/{chunk}", each * count)
                 rows = data.reshape(count, each)
                 for shard, payload in _messages(ids, rows, order, len(self._shards)):
-                    to = {"key": placed.number, "part": shard, "round": number}
+                    to = {"key": placement.number, "part": shard, "round": number}
                     self._begin(Kind.RESTORE, shard, payload=payload, **to)
 
 

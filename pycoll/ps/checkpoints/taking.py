@@ -15,12 +15,17 @@ import numpy as np
 import numpy.typing as npt
 
 from pycoll.errors import InvalidArgumentError, PycollError
-from pycoll.ps.checkpoints.checkpoint_files import CheckpointWriter, path_of, stored, written
+from pycoll.ps.checkpoints.checkpoint_files import (
+    CheckpointWriter,
+    abandon_on_error,
+    as_file_type,
+    path_of,
+)
 from pycoll.ps.messages import TEXT_BYTES_MAX, Kind, Message
-from pycoll.ps.placement import Placed
+from pycoll.ps.placement import KeyPlacement
 from pycoll.ps.shard_arrays import STATE
 from pycoll.ps.snapshot import FACTS, META, PART_FACTS
-from pycoll.ps.values.row_table import PlacedTable
+from pycoll.ps.values.row_table import TablePlacement
 from pycoll.ps.values.server_optimizers import Optimizer
 from pycoll.ps.values.store_values import TABLES
 from pycoll.ps.values.table_values import TABLE_FACTS, rows_of_piece
@@ -56,7 +61,7 @@ def take(store: Store, path: Any, cut: int) -> None:
     shards = range(store._shards)
     payload = None if refusal is None else f"rank {store.rank}: {refusal}".encode()
     cuts = [Message(Kind.CUT, shard, round=cut, payload=payload) for shard in shards]
-    requests = store._links.begin_together(cuts)
+    requests = store._links.begin_all(cuts)
     if refusal is not None:
         raise refusal
     try:
@@ -77,11 +82,11 @@ def take(store: Store, path: Any, cut: int) -> None:
         if writer is None:
             # The first worker has gone since this one asked.
             writer = CheckpointWriter(path)
-        with written(writer):
+        with abandon_on_error(writer):
             _write(writer, [KeptShard(store, shard, cut, what) for shard in shards], store)
     finally:
         releases = [Message(Kind.RELEASE, shard) for shard in shards]
-        store._links.begin_together(releases)
+        store._links.begin_all(releases)
 
 
 class KeptShard:
@@ -98,7 +103,7 @@ class KeptShard:
         self._what = what
         text, count = b"", 0
         while len(text) == count * TEXT_BYTES_MAX:
-            answer = self._ask([count])[0]
+            answer = self._fetch([count])[0]
             if answer.flags != META:
                 break
             text += bytes(answer.payload)
@@ -106,21 +111,23 @@ class KeptShard:
         self.facts = json_object(read_json(text), FACTS)
         self.parts: dict[tuple[int, int], tuple[dict[str, Any], int]] = {}
         for one in self.facts["parts"]:
-            told = json_object(one, PART_FACTS)
-            self.parts[told["key"], told["part"]] = told, count
-            count += told["values"]
+            part_facts = json_object(one, PART_FACTS)
+            self.parts[part_facts["key"], part_facts["part"]] = part_facts, count
+            count += part_facts["values"]
 
-    def _ask(self, numbers: Sequence[int]) -> list[Message]:
+    def _fetch(self, numbers: Sequence[int]) -> list[Message]:
         store = self._store
-        asked = [store._begin(Kind.FETCH, self._shard, key=one, round=self._cut) for one in numbers]
-        store._wait(asked, self._what)
-        return [one.answer for one in asked if one.answer is not None]
+        requests = [
+            store._begin(Kind.FETCH, self._shard, key=one, round=self._cut) for one in numbers
+        ]
+        store._wait(requests, self._what)
+        return [one.answer for one in requests if one.answer is not None]
 
     def pieces(self, numbers: Sequence[int]) -> list[Bytes]:
         """Return the pieces of these numbers."""
         found: list[Bytes] = []
         for begin in range(0, len(numbers), _PIECES_AT_ONCE):
-            answers = self._ask(numbers[begin : begin + _PIECES_AT_ONCE])
+            answers = self._fetch(numbers[begin : begin + _PIECES_AT_ONCE])
             found += [
                 np.frombuffer(b"" if one.payload is None else one.payload, np.uint8)
                 for one in answers
@@ -129,8 +136,8 @@ class KeptShard:
 
     def part(self, key: int, part: int) -> list[Bytes]:
         """Return all pieces of a part of an array."""
-        told, first = self.parts[key, part]
-        return self.pieces(range(first, first + told["values"]))
+        part_facts, first = self.parts[key, part]
+        return self.pieces(range(first, first + part_facts["values"]))
 
 
 class _KeptRows:
@@ -158,10 +165,10 @@ def _write(writer: CheckpointWriter, shards: Sequence[KeptShard], store: Store) 
     keys, tables = [], []
     for name, text in sorted(shards[0].facts["texts"].items()):
         if name.startswith(TABLES):
-            placed = PlacedTable.from_text(text)
-            tables.append(_write_table(writer, shards, name.removeprefix(TABLES), placed))
+            placement = TablePlacement.from_text(text)
+            tables.append(_write_table(writer, shards, name.removeprefix(TABLES), placement))
         elif not name.startswith(NOTES):
-            keys.append(_write_key(writer, shards, name, Placed.from_text(text, len(shards))))
+            keys.append(_write_key(writer, shards, name, KeyPlacement.from_text(text, len(shards))))
     facts = [one.facts for one in shards]
     # Workers may have joined since this one opened the store.
     workers = sorted({int(rank) for one in facts for rank in one["clocks"]})
@@ -175,14 +182,14 @@ def _write(writer: CheckpointWriter, shards: Sequence[KeptShard], store: Store) 
             "round": min(one["version"] for one in facts),
             # By the workers' places in the order of their ranks; null for one that was gone.
             "clocks": clocks,
-            "optimizer": _same([one["optimizer"] for one in facts], "all keys"),
+            "optimizer": _same_optimizer([one["optimizer"] for one in facts], "all keys"),
             "keys": keys,
             "tables": tables,
         }
     )
 
 
-def _same(forms: Sequence[str], whose: str) -> str:
+def _same_optimizer(forms: Sequence[str], whose: str) -> str:
     if len(set(forms)) > 1:
         raise PycollError(
             f"parts of {whose} have different optimizers: two workers called set_optimizer() at "
@@ -193,55 +200,55 @@ def _same(forms: Sequence[str], whose: str) -> str:
 
 
 def _write_key(
-    writer: CheckpointWriter, shards: Sequence[KeptShard], name: str, placed: Placed
+    writer: CheckpointWriter, shards: Sequence[KeptShard], name: str, placement: KeyPlacement
 ) -> dict[str, Any]:
     """Write a key's elements, and the states of its optimizer; return what the manifest says."""
-    terms = placed.terms
+    terms = placement.terms
     item = ITEM_BYTES[terms.dtype]
-    size = placed.ranges[-1][1]
+    size = placement.ranges[-1][1]
     values = np.empty(size, np.uint8)
     wide = np.dtype(np.float64 if terms.dtype == DType.FLOAT64 else np.float32)
     states: list[Array] = []
     forms: list[str] = []
     steps: list[int] = []
-    for part, (begin, end) in enumerate(placed.ranges):
-        pieces = shards[placed.shards[part]].part(placed.number, part)
+    for part, (begin, end) in enumerate(placement.ranges):
+        pieces = shards[placement.shards[part]].part(placement.number, part)
         values[begin:end] = pieces[0]
         kept = bytes(pieces[1]) if len(pieces) > 1 else STATE.pack(0)
         forms.append(kept[STATE.size :].hex())
         steps += STATE.unpack(kept[: STATE.size])
-        _same(forms, repr(name))
+        _same_optimizer(forms, repr(name))
         if not states:
             states = [np.empty(size // item, wide) for _ in pieces[2:]]
         span = slice(begin // item, end // item)
         for state, piece in zip(states, pieces[2:], strict=True):
             state[span] = piece.view(wide)
-    writer.add(f"values/{name}", stored(values, terms.dtype, terms.shape))
+    writer.add(f"values/{name}", as_file_type(values, terms.dtype, terms.shape))
     for number, state in enumerate(states):
         writer.add(f"state{number}/{name}", state.reshape(terms.shape))
     return {
         "name": name,
         "dtype": DType(terms.dtype).word,
         "shape": terms.shape,
-        "update": placed.update,
+        "update": placement.update,
         "optimizer": forms[0],
         "steps": steps,
-        "shown": _shown(forms[0]),
+        "shown": _optimizer_text(forms[0]),
     }
 
 
 def _write_table(
-    writer: CheckpointWriter, shards: Sequence[KeptShard], name: str, placed: PlacedTable
+    writer: CheckpointWriter, shards: Sequence[KeptShard], name: str, placement: TablePlacement
 ) -> dict[str, Any]:
     """Write a table's ids and rows, in pieces; return what the manifest says."""
     chunks: list[int] = []
     forms = []
-    row = np.empty((1, placed.terms.dim), numpy_dtype(placed.terms.dtype))
+    row = np.empty((1, placement.terms.dim), numpy_dtype(placement.terms.dtype))
     for shard, kept in enumerate(shards):
-        _, first = kept.parts[placed.number, shard]
-        told = json_object(read_json(bytes(kept.pieces([first])[0])), TABLE_FACTS)
-        forms.append(told["optimizer"])
-        form = _same(forms, f"table {name!r}")
+        _, first = kept.parts[placement.number, shard]
+        part_facts = json_object(read_json(bytes(kept.pieces([first])[0])), TABLE_FACTS)
+        forms.append(part_facts["optimizer"])
+        form = _same_optimizer(forms, f"table {name!r}")
         optimizer = Optimizer.from_bytes(bytes.fromhex(form)) if form else None
         number = np.empty(1, np.int64)
         likes = {"row_ids": number, "rows": row}
@@ -251,22 +258,22 @@ def _write_table(
                 likes["row_steps"] = number
         arrays, at = {}, first + 1
         for word, like in likes.items():
-            arrays[word] = _KeptRows(kept, at, told["rows"], like)
+            arrays[word] = _KeptRows(kept, at, part_facts["rows"], like)
             at = arrays[word].end
         step = max(1, _ROWS_BYTES // sum(one.nbytes for one in likes.values()))
-        for begin in range(0, told["rows"], step):
-            end = min(begin + step, told["rows"])
+        for begin in range(0, part_facts["rows"], step):
+            end = min(begin + step, part_facts["rows"])
             for word, found in arrays.items():
                 writer.add(f"{word}/{name}/{len(chunks)}", found.rows(begin, end))
             chunks.append(end - begin)
     return {
         "name": name,
-        "terms": placed.terms.to_text(),
+        "terms": placement.terms.to_text(),
         "optimizer": forms[0],
         "rows": chunks,
-        "shown": _shown(forms[0]),
+        "shown": _optimizer_text(forms[0]),
     }
 
 
-def _shown(form: str) -> str:
+def _optimizer_text(form: str) -> str:
     return str(Optimizer.from_bytes(bytes.fromhex(form))) if form else ""

@@ -20,7 +20,7 @@ from typing import Any
 from pycoll.errors import PycollError
 from pycoll.ps.client_machine import ClientMachine, Request
 from pycoll.ps.consistency import Consistency
-from pycoll.ps.messages import LAST, PULLS, REPEATED, UPDATES, Kind, Message
+from pycoll.ps.messages import ENDS_ROUND, PULLS, REPEATED, UPDATES, Kind, Message
 from pycoll.ps.shard import Effect, Part, Shard
 from pycoll.ps.views import View
 
@@ -58,11 +58,11 @@ class _WatchedValues:
             self.folds.append((len(pushes), workers))
         return self._inner.apply(rule, value, pushes, workers)
 
-    def read(self, rule: int, value: Any, asked: Any) -> Any:
+    def read(self, rule: int, value: Any, query: Any) -> Any:
         """Return the payload of a value. ValueError after a violation."""
         if self.violation:
             raise ValueError(self.violation)
-        return self._inner.read(rule, value, asked)
+        return self._inner.read(rule, value, query)
 
 
 class CheckedShard(Shard):
@@ -125,7 +125,7 @@ class CheckedShard(Shard):
             self._grow(self._ended, worker, update.round)
         elif update.kind is Kind.CUT:
             self._begun[worker] = max(self._begun.get(worker, 0), update.round)
-        elif update.kind is Kind.PUSH and update.flags & LAST:
+        elif update.kind is Kind.PUSH and update.flags & ENDS_ROUND:
             ended = self._ended_parts.setdefault((update.key, update.part), {})
             self._grow(ended, worker, update.round + 1)
 
@@ -200,17 +200,17 @@ class CheckedShard(Shard):
                 f"{self.consistency} needs {needed}",
             )
 
-    def is_open(self, worker: int, part: Part | None) -> bool:
+    def may_proceed(self, worker: int, part: Part | None) -> bool:
         """Return whether the worker may go on; note a violation where it is too far ahead.
 
         After a violation nobody waits, so that all workers hear of it.
         """
         if self._values.violation:
             return True
-        is_open = super().is_open(worker, part)
+        may_proceed = super().may_proceed(worker, part)
         staleness = self.consistency.staleness
         # With Backup a round that has ended stays so, however many of its workers leave.
-        if is_open and staleness is not None and self.consistency.share == 1:
+        if may_proceed and staleness is not None and self.consistency.share == 1:
             name = self._name_of(part)
             clocks = {one: self._clock_by_record(one, name) for one in self.live}
             last = min(clocks, key=clocks.__getitem__, default=worker)
@@ -220,7 +220,7 @@ class CheckedShard(Shard):
                     f"rank {worker} reads at clock {clocks[worker]} while rank {last} is at clock "
                     f"{clocks[last]}, with {self.consistency}",
                 )
-        return is_open
+        return may_proceed
 
 
 class CheckedClient(ClientMachine):
@@ -243,7 +243,7 @@ class CheckedClient(ClientMachine):
         message: Message,
         priority: int = 0,
         target: Any = None,
-        then: Callable[[Request], None] | None = None,
+        on_end: Callable[[Request], None] | None = None,
     ) -> Request:
         """Begin a request. PycollError for a clock that does not grow."""
         name = message.key, message.part
@@ -253,10 +253,10 @@ class CheckedClient(ClientMachine):
                 how = f"this worker's clock goes from {before} to {message.round}"
                 raise PycollError(_violated("clocks", how), operation="ps")
             self._ended[message.shard] = message.round
-        elif message.kind is Kind.PUSH and message.flags & LAST:
+        elif message.kind is Kind.PUSH and message.flags & ENDS_ROUND:
             self._ended_parts[name] = max(self._ended_parts.get(name, 0), message.round + 1)
         clock = max(self._ended.get(message.shard, 0), self._ended_parts.get(name, 0))
-        request = super().add(message, priority, target, then)
+        request = super().add(message, priority, target, on_end)
         staleness = self._consistency.staleness
         reads = message.kind is Kind.PULL or (message.kind is Kind.PUSH and message.flags & PULLS)
         if reads and staleness is not None and not request.ended:
@@ -267,27 +267,27 @@ class CheckedClient(ClientMachine):
         self._sent[request] = self._sent.get(request, 0) + 1
         super()._send(shard, request)
 
-    def hear(self, source: int, message: Message) -> None:
+    def handle(self, source: int, message: Message) -> None:
         """Take a message; the request that it answers fails where an invariant does not hold."""
-        request = self.asked(message)
+        request = self.find_request(message)
         why = "" if request is None else self._violation(request, message)
         if request is not None and why:
             self._fail(request, why)
         else:
-            super().hear(source, message)
+            super().handle(source, message)
 
     def _violation(self, request: Request, message: Message) -> str:
-        asked = request.message
-        is_repeated = asked.kind in UPDATES and message.flags & REPEATED
+        sent = request.message
+        is_repeated = sent.kind in UPDATES and message.flags & REPEATED
         if message.kind in (Kind.DONE, Kind.VALUE) and is_repeated and self._sent[request] == 1:
             return _violated(
                 "sequence",
                 f"update {message.seq} was sent once, and a server had applied it before",
             )
-        if message.kind is not Kind.VALUE or asked.kind not in (Kind.PULL, Kind.PUSH):
+        if message.kind is not Kind.VALUE or sent.kind not in (Kind.PULL, Kind.PUSH):
             return ""
-        name = asked.key, asked.part
-        where = f"of key {asked.key} part {asked.part}"
+        name = sent.key, sent.part
+        where = f"of key {sent.key} part {sent.part}"
         before = self._versions.get(name, 0)
         if message.round < before:
             return _violated("clocks", f"the version {where} went from {before} to {message.round}")

@@ -14,14 +14,14 @@ from pycoll.ps.views import View
 _NAMES_MAX = 8
 
 
-def late_error(requests: Sequence[Request], waited: str, view: View) -> TimeoutError:
+def timeout_error(requests: Sequence[Request], waited: str, view: View) -> TimeoutError:
     """Return the error of requests of which some have not ended in time.
 
     ``waited``: the words for the call and its wait. ``view``: the newest one of the worker.
     """
-    told = [one.slowest for one in requests if not one.ended and one.slowest is not None]
-    if told:
-        rank, clock = min(told, key=lambda one: one[1])
+    slowest = [one.slowest for one in requests if not one.ended and one.slowest is not None]
+    if slowest:
+        rank, clock = min(slowest, key=lambda one: one[1])
         reason = f"rank {rank} is the slowest worker, at clock {clock}"
         if requests[0].message.kind is Kind.CUT:
             reason = f"rank {rank} has not called checkpoint()"
@@ -38,7 +38,7 @@ def late_error(requests: Sequence[Request], waited: str, view: View) -> TimeoutE
     )
 
 
-def error_of(
+def request_error(
     request: Request,
     what: str,
     consistency: Consistency,
@@ -56,8 +56,8 @@ def error_of(
     if request.failure == WORKER_IS_GONE:
         text = f"{what}: worker rank {lost[0]} is gone, and {consistency} needs all"
     else:
-        parts = [f"parts of {_listed(keys, 'key')}"] if keys else []
-        rows = [f"rows of {_listed(tables, 'table')}"] if tables else []
+        parts = [f"parts of {_list_names(keys, 'key')}"] if keys else []
+        rows = [f"rows of {_list_names(tables, 'table')}"] if tables else []
         ranks = ", ".join(map(str, lost))
         text = (
             f"{what}: server rank {ranks} is lost, which held "
@@ -67,7 +67,7 @@ def error_of(
     return PeerLostError(text, rank=lost[0], ranks=lost, operation="ps")
 
 
-def _listed(names: Sequence[str], word: str) -> str:
+def _list_names(names: Sequence[str], word: str) -> str:
     """Return the first names, and how many more there are. ``word``: for one of them."""
     first = ", ".join(map(repr, names[:_NAMES_MAX]))
     more = len(names) - _NAMES_MAX

@@ -17,8 +17,8 @@ def store_text(facts: dict[str, Any], workers: int) -> str:
     """Return the text of ``Store.stats``. ``workers``: how many the store has had."""
     shards = facts["shards"]
     lines = [
-        f"store: {facts['consistency']}, {_counted(workers, 'worker')}, "
-        f"{_counted(len(shards), 'shard')}"
+        f"store: {facts['consistency']}, {_count_text(workers, 'worker')}, "
+        f"{_count_text(len(shards), 'shard')}"
     ]
     lines += [_shard_line(one) for one in shards]
     held: Counter[int] = Counter()
@@ -29,9 +29,9 @@ def store_text(facts: dict[str, Any], workers: int) -> str:
             held[rank] += shard["bytes"]
             count[rank] += 1
         for one in shard["busy"]:
-            uses[shown_name(one)] += one["uses"]
+            uses[display_name(one)] += one["uses"]
     lines += [
-        f"server rank {rank}: {held[rank]} bytes in {_counted(count[rank], 'shard')}"
+        f"server rank {rank}: {held[rank]} bytes in {_count_text(count[rank], 'shard')}"
         for rank in sorted(held)
     ]
     busy = [f"{name}: {number}" for name, number in uses.most_common(_BUSY_MAX) if number]
@@ -63,7 +63,7 @@ def _shard_line(one: dict[str, Any]) -> str:
     clocks = ", ".join(f"{rank}: {clock}" for rank, clock in one["clocks"].items())
     gone = f"; gone: {one['gone']}" if one["gone"] else ""
     return (
-        f"shard {one['shard']}: {chain}; {_counted(one['parts'], 'part')}; "
+        f"shard {one['shard']}: {chain}; {_count_text(one['parts'], 'part')}; "
         f"{one['pushes']} pushes, {one['dropped']} dropped; "
         f"clocks {clocks}{gone}; {waiting_text(one['waiting'])}"
     )
@@ -74,11 +74,13 @@ def waiting_text(waiting: dict[str, int]) -> str:
     lacking = {lacks: count for lacks, count in waiting.items() if lacks != "0"}
     if not lacking:
         return f"{sum(waiting.values())} wait"
-    by = ", ".join(f"{count} for {_counted(int(one), 'clock')}" for one, count in lacking.items())
+    by = ", ".join(
+        f"{count} for {_count_text(int(one), 'clock')}" for one, count in lacking.items()
+    )
     return f"{sum(waiting.values())} wait, of them {by}"
 
 
-def shown_name(part: dict[str, Any]) -> str:
+def display_name(part: dict[str, Any]) -> str:
     """Return the name of the key or table of an entry of "busy"."""
     name = part["name"]
     if not name:
@@ -89,5 +91,5 @@ def shown_name(part: dict[str, Any]) -> str:
     return f"table {cut!r}" if is_table else repr(cut)
 
 
-def _counted(count: int, word: str) -> str:
+def _count_text(count: int, word: str) -> str:
     return f"{count} {word}" if count == 1 else f"{count} {word}s"

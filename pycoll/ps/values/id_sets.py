@@ -17,7 +17,7 @@ class IdSets:
 
     ``size``: the number of slots, at least 1; several sets are rounded down to a power of two.
     ``ids``: by slot its id, or -1. ``stamps``: when the id was seen, in a unit of the caller.
-    ``worth``: how much the caller wants to keep it.
+    ``scores``: how much the caller wants to keep it.
 
     Memory: 17 bytes a slot.
     """
@@ -28,7 +28,7 @@ class IdSets:
         slots = self._sets * self._ways
         self.ids = np.full(slots, -1, np.int64)
         self.stamps = np.zeros(slots, np.int64)
-        self.worth = np.zeros(slots, np.int8)
+        self.scores = np.zeros(slots, np.int8)
         #: At least the number of slots whose stamps are no older than those of the last count.
         self._taken = 0
 
@@ -44,20 +44,20 @@ class IdSets:
         """Return the slot of each id, and -1 for those that are not here."""
         slots = self.slots(ids)
         same = self.ids[slots] == ids[:, None]
-        chosen = slots[np.arange(len(ids)), same.argmax(axis=1)]
-        return np.where(same.any(axis=1), chosen, -1)
+        selected = slots[np.arange(len(ids)), same.argmax(axis=1)]
+        return np.where(same.any(axis=1), selected, -1)
 
-    def alone(self, slots: Places) -> npt.NDArray[np.bool_]:
+    def one_per_set(self, slots: Places) -> npt.NDArray[np.bool_]:
         """Choose one id of each set, the last one; return which of the ids these are.
 
         ``slots``: those of the ids, from ``slots``.
         """
-        turns = np.empty(len(self.ids), np.int64)
-        turns[slots[:, 0]] = np.arange(len(slots))
-        chosen: npt.NDArray[np.bool_] = turns[slots[:, 0]] == np.arange(len(slots))
-        return chosen
+        owners = np.empty(len(self.ids), np.int64)
+        owners[slots[:, 0]] = np.arange(len(slots))
+        selected: npt.NDArray[np.bool_] = owners[slots[:, 0]] == np.arange(len(slots))
+        return selected
 
-    def is_crowded(self, more: int, oldest: int) -> bool:
+    def needs_growth(self, more: int, oldest: int) -> bool:
         """Return whether ``more`` ids and those with stamps from ``oldest`` on need over half of
         the slots."""
         self._taken += more
@@ -72,11 +72,11 @@ class IdSets:
         Each id keeps its place in a set, so no two of them meet.
         """
         old = np.flatnonzero(self.ids >= 0)
-        ids, stamps, worth = self.ids[old], self.stamps[old], self.worth[old]
+        ids, stamps, scores = self.ids[old], self.stamps[old], self.scores[old]
         self._sets *= 2
         new = self.slots(ids)[np.arange(len(old)), old % self._ways]
         size = 2 * len(self.ids)
         self.ids, self.stamps = np.full(size, -1, np.int64), np.zeros(size, np.int64)
-        self.worth = np.zeros(size, np.int8)
-        self.ids[new], self.stamps[new], self.worth[new] = ids, stamps, worth
+        self.scores = np.zeros(size, np.int8)
+        self.ids[new], self.stamps[new], self.scores[new] = ids, stamps, scores
         return old, new

@@ -39,7 +39,7 @@ HOT = "hot"
 #: The slots for hot rows at first, and the limits of their growth: slots, and bytes of rows.
 _HOT_FIRST, _HOT_MAX, _HOT_BYTES_MAX = 64, 1 << 18, 64 << 20
 #: How many other ids a row survives in its slot after its last use.
-_USES = 7
+_USES_MAX = 7
 
 
 def check_cache(rows: Any) -> None:
@@ -55,7 +55,7 @@ def check_cache(rows: Any) -> None:
 
 class Lookup(NamedTuple):
     """A look at the cache. ``hits``: which of the ids were there. ``stamp`` and ``pushes``: for
-    ``keep``, when it was."""
+    ``insert``, when it was."""
 
     hits: npt.NDArray[np.bool_]
     stamp: int
@@ -115,7 +115,7 @@ class RowCache:
             self._clock, self._since = clock, self._pulls + 1
         return max(self._since, self._pulls - PULLS_MAX)
 
-    def look(self, ids: Ids, clock: int, target: Array) -> Lookup:
+    def lookup(self, ids: Ids, clock: int, target: Array) -> Lookup:
         """Copy the rows that are here to their places in ``target``; ``clock``: the worker's."""
         with self._lock:
             self._oldest(clock)
@@ -123,26 +123,26 @@ class RowCache:
             slots = self._sets.find(ids)
             hits = (slots >= 0) & (self._sets.stamps[slots] >= self._oldest(clock))
             used = slots[hits]
-            self._sets.worth[used] = _USES
+            self._sets.scores[used] = _USES_MAX
             target[hits] = self._rows[used]
             if self._repeats is not None:
-                self._repeats.served(ids[hits])
+                self._repeats.note_hits(ids[hits])
             self.hits += len(used)
             self.misses += len(ids) - len(used)
             return Lookup(hits, self._pulls, self._pushes)
 
-    def keep(self, ids: Ids, rows: Array, version: int, clock: int, look: Lookup) -> None:
+    def insert(self, ids: Ids, rows: Array, version: int, clock: int, lookup: Lookup) -> None:
         """Keep rows of different ids that a server has answered after a look.
 
         ``version``: that of the answer. ``clock``: the worker's now.
         """
-        stamp = look.stamp if self._staleness is None else version
+        stamp = lookup.stamp if self._staleness is None else version
         with self._lock:
             oldest = self._oldest(clock)
-            if stamp < oldest or self._sending or look.pushes != self._pushes:
+            if stamp < oldest or self._sending or lookup.pushes != self._pushes:
                 return
             if self._repeats is not None:
-                pays = self._repeats.note(ids, stamp, oldest)
+                pays = self._repeats.note_answers(ids, stamp, oldest)
                 ids, rows = ids[pays], rows[pays]
                 self._grow(ids, oldest)
             for _ in range(WAYS):
@@ -155,7 +155,7 @@ class RowCache:
         """Take more slots if these ids and the rows that may be used need over half of them."""
         sets = self._sets
         new = int(np.count_nonzero(sets.find(ids) < 0))
-        while 2 * len(sets) <= self._most and sets.is_crowded(new, oldest):
+        while 2 * len(sets) <= self._most and sets.needs_growth(new, oldest):
             old, places = sets.double()
             rows = np.empty((len(sets), self._rows.shape[1]), self._rows.dtype)
             rows[places] = self._rows[old]
@@ -165,22 +165,22 @@ class RowCache:
         """Decide about one id of each set; return which these were."""
         sets = self._sets
         slots = sets.slots(ids)
-        chosen = sets.alone(slots)
+        chosen = sets.one_per_set(slots)
         slots, ids, rows = slots[chosen], ids[chosen], rows[chosen]
-        known = sets.find(ids)
+        found = sets.find(ids)
         is_old = (sets.ids[slots] < 0) | (sets.stamps[slots] < oldest)
-        value = np.where(is_old, -1, sets.worth[slots])
-        slots = np.where(known >= 0, known, slots[np.arange(len(ids)), value.argmin(axis=1)])
-        stays = (known < 0) & (value.min(axis=1) > 0)
-        sets.worth[slots[stays]] -= 1
+        value = np.where(is_old, -1, sets.scores[slots])
+        slots = np.where(found >= 0, found, slots[np.arange(len(ids)), value.argmin(axis=1)])
+        stays = (found < 0) & (value.min(axis=1) > 0)
+        sets.scores[slots[stays]] -= 1
         slots, ids, rows = slots[~stays], ids[~stays], rows[~stays]
         sets.ids[slots] = ids
         sets.stamps[slots] = stamp
-        sets.worth[slots] = 0
+        sets.scores[slots] = 0
         self._rows[slots] = rows
         return chosen
 
-    def pushed(self, ids: Ids, rows: Array, turns: Places) -> None:
+    def note_push(self, ids: Ids, rows: Array, rows_of_ids: Places) -> None:
         """Note a push that begins, of ``rows[turns]`` for different ids: later pulls of this worker
         see it.
 
@@ -195,17 +195,17 @@ class RowCache:
                 return
             slots = self._sets.find(ids)
             here = slots >= 0
-            self._rows[slots[here]] += rows[turns[here]]
+            self._rows[slots[here]] += rows[rows_of_ids[here]]
 
     def _drop(self, ids: Ids) -> None:
         """Forget rows that servers have changed in a way that this worker does not know."""
         slots = self._sets.find(ids)
         self._sets.ids[slots[slots >= 0]] = -1
         if self._repeats is not None:
-            self._repeats.spoiled(ids)
+            self._repeats.note_invalid(ids)
 
     @contextlib.contextmanager
-    def sending(self) -> Iterator[None]:
+    def hold_answers(self) -> Iterator[None]:
         """Keep no answer that may lack the push which the block notes and sends.
 
         Another thread's pull may be sent in between.
@@ -224,11 +224,11 @@ class RowCache:
         with self._lock:
             self._adds = False
 
-    def failed(self, ids: Ids) -> None:
+    def note_failure(self, ids: Ids) -> None:
         """Note that a push of these ids has failed, so servers may lack it."""
-        self.answered(ids, REPEATED)
+        self.note_answer(ids, REPEATED)
 
-    def answered(self, ids: Ids, flags: int) -> None:
+    def note_answer(self, ids: Ids, flags: int) -> None:
         """Note the flags of the answer to a push of these ids."""
         if self._folds:
             return

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from pycoll import _core
 from pycoll.arrays.hashes import hashes
-from pycoll.ps.values.reused_memory import ReusedMemory
+from pycoll.ps.values.buffer_pool import BufferPool
 
 Ids = npt.NDArray[np.int64]
 Places = npt.NDArray[np.int64]
@@ -21,7 +21,7 @@ ROWS_MAX = (1 << 31) - 1
 
 
 #: The memory of the results of ``spread_ids``.
-_SPREADS = ReusedMemory(8 << 20)
+_SPREADS = BufferPool(8 << 20)
 
 
 def shards_of(ids: Any, shards: int) -> npt.NDArray[np.int64]:

@@ -27,8 +27,8 @@ _NEVER = np.iinfo(np.int64).min
 class RowRepeats:
     """The scores of the ids that a worker pulls. Threads: one at a time.
 
-    ``fetched`` counts the rows of ``note``, and ``repeated`` those of them that an earlier answer
-    could have served.
+    ``fetched`` counts the rows of ``note_answers``. ``repeated`` counts those of them that an
+    earlier answer could have served.
     """
 
     def __init__(self) -> None:
@@ -37,18 +37,18 @@ class RowRepeats:
         self._sets = IdSets(_FIRST_IDS)
         self._turn = 0
 
-    def served(self, ids: Ids) -> None:
+    def note_hits(self, ids: Ids) -> None:
         """Note different ids whose kept rows have answered a pull."""
         slots = self._sets.find(ids)
         here = slots[slots >= 0]
-        self._sets.worth[here] = np.minimum(self._sets.worth[here] + 1, _SCORE_MAX)
+        self._sets.scores[here] = np.minimum(self._sets.scores[here] + 1, _SCORE_MAX)
 
-    def spoiled(self, ids: Ids) -> None:
+    def note_invalid(self, ids: Ids) -> None:
         """Note different ids whose answers no later pull may use."""
         slots = self._sets.find(ids)
         self._sets.stamps[slots[slots >= 0]] = _NEVER
 
-    def note(self, ids: Ids, stamp: int, oldest: int) -> npt.NDArray[np.bool_]:
+    def note_answers(self, ids: Ids, stamp: int, oldest: int) -> npt.NDArray[np.bool_]:
         """Note different ids whose rows servers have sent; return which of them pay to keep.
 
         ``stamp``: of the answer. ``oldest``: the lowest stamp that a pull may use now.
@@ -60,12 +60,12 @@ class RowRepeats:
         again = sets.stamps[here] >= oldest
         self.fetched += len(ids)
         self.repeated += int(np.count_nonzero(again))
-        sets.worth[here] = np.clip(sets.worth[here] + np.where(again, 1, -1), 0, _SCORE_MAX)
+        sets.scores[here] = np.clip(sets.scores[here] + np.where(again, 1, -1), 0, _SCORE_MAX)
         sets.stamps[here] = stamp
         pays = np.zeros(len(ids), bool)
-        pays[known] = sets.worth[here] >= _PAYS
+        pays[known] = sets.scores[here] >= _PAYS
         new = ids[~known]
-        while len(sets) < _IDS_MAX and sets.is_crowded(len(new), oldest):
+        while len(sets) < _IDS_MAX and sets.needs_growth(len(new), oldest):
             sets.double()
         # Where there are more new ids than slots, all of them shall get a turn.
         self._turn += 1
@@ -81,14 +81,14 @@ class RowRepeats:
         """
         sets = self._sets
         slots = sets.slots(ids)
-        chosen = sets.alone(slots)
+        chosen = sets.one_per_set(slots)
         mine, slots = ids[chosen], slots[chosen]
         is_old = (sets.ids[slots] < 0) | (sets.stamps[slots] < oldest)
-        value = sets.worth[slots] - np.where(is_old, _SCORE_MAX + 1, 0)
+        value = sets.scores[slots] - np.where(is_old, _SCORE_MAX + 1, 0)
         place = slots[np.arange(len(mine)), value.argmin(axis=1)]
         enters = value.min(axis=1) <= 0
         place = place[enters]
         sets.ids[place] = mine[enters]
         sets.stamps[place] = stamp
-        sets.worth[place] = 0
+        sets.scores[place] = 0
         return ids[~chosen]

@@ -16,7 +16,7 @@ import numpy as np
 
 from pycoll import _core
 from pycoll.errors import InvalidArgumentError
-from pycoll.ps.array_memory import Bytes, Terms, into, new, read_array
+from pycoll.ps.array_memory import Bytes, Terms, new_target, read_array, target_in
 from pycoll.ps.messages import Kind
 from pycoll.ps.values.row_cache import RowCache
 from pycoll.ps.values.row_index import HotIds, Ids, spread_ids
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _FACTS = {"number": int, "table": str}
 
 
-class PlacedTable(NamedTuple):
+class TablePlacement(NamedTuple):
     """A table's place: a part in each shard. ``number``: of the key."""
 
     number: int
@@ -44,7 +44,7 @@ class PlacedTable(NamedTuple):
         return json.dumps({"number": self.number, "table": self.terms.to_text()})
 
     @classmethod
-    def from_text(cls, text: str | bytes) -> PlacedTable:
+    def from_text(cls, text: str | bytes) -> TablePlacement:
         """Read a place. Raises ValueError for any other text."""
         facts = json_object(read_json(text), _FACTS)
         return cls(facts["number"], TableTerms.from_text(facts["table"]))
@@ -57,17 +57,19 @@ class Table:
     keeps at most, or "hot", in ``cache``, which is None for 0.
     """
 
-    def __init__(self, store: Store, name: str, placed: PlacedTable, cache_rows: int | str) -> None:
+    def __init__(
+        self, store: Store, name: str, placement: TablePlacement, cache_rows: int | str
+    ) -> None:
         self.name = name
-        self.terms = placed.terms
-        self.number = placed.number
+        self.terms = placement.terms
+        self.number = placement.number
         self._store = store
         self._shards = store._shards
         self._hot = HotIds()
         self.cache_rows = cache_rows
         self.cache: RowCache | None = None
         if cache_rows:
-            self.cache = RowCache(placed.terms, cache_rows, store.consistency)
+            self.cache = RowCache(placement.terms, cache_rows, store.consistency)
 
     def __repr__(self) -> str:
         return f"<pycoll.ps.Table {self.name!r}: {self.terms}>"
@@ -96,23 +98,23 @@ class Table:
         """
         framework, like, wanted = self._read_ids(ids)
         shape = Terms(self.terms.dtype, (len(wanted), self.terms.dim))
-        target = new(framework, like, shape) if out is None else into(out, shape)
+        target = new_target(framework, like, shape) if out is None else target_in(out, shape)
         spread = spread_ids(wanted, self._shards)
         count = len(spread.different)
         if self.cache is not None:
             return self._pull_some(wanted, spread, target, priority, async_op)
         if count == len(wanted) and self._shards == 1:
             # Answers are in the caller's order, so they are received where they belong.
-            requests = self._ask(spread.different, spread.bounds, target.memory, priority)
-            return self._go(wanted, requests, target.finish, async_op)
-        data = self._store._memory.take(count * self.terms.row_bytes)
-        requests = self._ask(spread.different, spread.bounds, data, priority)
+            requests = self._begin_pulls(spread.different, spread.bounds, target.memory, priority)
+            return self._complete(wanted, requests, target.finish, async_op)
+        data = self._store._buffers.take(count * self.terms.row_bytes)
+        requests = self._begin_pulls(spread.different, spread.bounds, data, priority)
 
         def finish() -> Any:
             self._place(data, spread.places, target.memory)
             return target.finish()
 
-        return self._go(wanted, requests, finish, async_op)
+        return self._complete(wanted, requests, finish, async_op)
 
     def _pull_some(
         self, wanted: Ids, spread: SpreadIds, target: Target, priority: int, async_op: bool
@@ -120,14 +122,14 @@ class Table:
         """Pull the rows that the cache does not hold, and keep them there."""
         cache, store, ids = self.cache, self._store, spread.different
         assert cache is not None
-        data = store._memory.take(len(ids) * self.terms.row_bytes)
+        data = store._buffers.take(len(ids) * self.terms.row_bytes)
         rows = self._rows_in(data)
-        look = cache.look(ids, store._clock, rows)
-        left = np.flatnonzero(~look.hits)
+        lookup = cache.lookup(ids, store._clock, rows)
+        left = np.flatnonzero(~lookup.hits)
         bounds = np.searchsorted(left, spread.bounds).tolist()
         missing = ids[left]
-        fetched = store._memory.take(len(left) * self.terms.row_bytes)
-        requests = self._ask(missing, bounds, fetched, priority)
+        fetched = store._buffers.take(len(left) * self.terms.row_bytes)
+        requests = self._begin_pulls(missing, bounds, fetched, priority)
         ranges = self._ranges(bounds)
 
         def finish() -> Any:
@@ -135,14 +137,16 @@ class Table:
             for request, (_, begin, end) in zip(requests, ranges, strict=True):
                 assert request.answer is not None
                 version = request.answer.round
-                cache.keep(missing[begin:end], some[begin:end], version, store._clock, look)
+                cache.insert(missing[begin:end], some[begin:end], version, store._clock, lookup)
             _core.put_rows(_core.view(rows), _core.view(left), _core.view(some))
             self._place(data, spread.places, target.memory)
             return target.finish()
 
-        return self._go(wanted, requests, finish, async_op)
+        return self._complete(wanted, requests, finish, async_op)
 
-    def _ask(self, ids: Ids, bounds: list[int], memory: Bytes, priority: int) -> list[Request]:
+    def _begin_pulls(
+        self, ids: Ids, bounds: list[int], memory: Bytes, priority: int
+    ) -> list[Request]:
         """Begin to pull ids by shard; ``memory`` receives their rows."""
         each = self.terms.row_bytes
         return [
@@ -158,12 +162,12 @@ class Table:
             for shard, begin, end in self._ranges(bounds)
         ]
 
-    def _go(
+    def _complete(
         self, wanted: Ids, requests: list[Request], finish: Callable[[], Any], async_op: bool
     ) -> Any:
         # Meanwhile the servers work.
         self._hot.note(wanted)
-        return self._store._go(requests, f"pull of table {self.name!r}", finish, async_op)
+        return self._store._complete(requests, f"pull of table {self.name!r}", finish, async_op)
 
     def _rows_in(self, memory: Bytes) -> Any:
         return memory.view(numpy_dtype(self.terms.dtype)).reshape(-1, self.terms.dim)
@@ -203,16 +207,16 @@ class Table:
         spread = spread_ids(wanted, self._shards)
         ids, source = spread.different, spread.firsts
         if len(ids) < len(wanted):
-            total = self._rows_in(self._store._memory.take(len(ids) * self.terms.row_bytes))
+            total = self._rows_in(self._store._buffers.take(len(ids) * self.terms.row_bytes))
             _core.sum_rows(_core.view(total), _core.view(spread.places), _core.view(rows))
             rows, source = total, np.arange(len(ids))
-        with contextlib.nullcontext() if self.cache is None else self.cache.sending():
+        with contextlib.nullcontext() if self.cache is None else self.cache.hold_answers():
             if self.cache is not None:
-                self.cache.pushed(ids, rows, source)
+                self.cache.note_push(ids, rows, source)
             requests = self._send(spread.bounds, ids, rows, source, priority)
         # Meanwhile the servers work.
         self._hot.note(wanted)
-        return self._store._go(requests, f"push of table {self.name!r}", _none, async_op)
+        return self._store._complete(requests, f"push of table {self.name!r}", _none, async_op)
 
     def _send(
         self, bounds: list[int], ids: Ids, rows: Any, source: Any, priority: int
@@ -222,7 +226,7 @@ class Table:
         requests = []
         for shard, begin, end in self._ranges(bounds):
             count = end - begin
-            payload = self._store._memory.take(count * (8 + self.terms.row_bytes))
+            payload = self._store._buffers.take(count * (8 + self.terms.row_bytes))
             payload[: 8 * count].view(np.int64)[:] = ids[begin:end]
             target = _core.view(self._rows_in(payload[8 * count :]))
             _core.take_rows(target, given, _core.view(source[begin:end]))
@@ -231,9 +235,9 @@ class Table:
 
     def _push(self, shard: int, payload: Any, priority: int, ids: Ids) -> Request:
         store = self._store
-        then: Callable[[Request], None] = store._note_dropped
+        on_end: Callable[[Request], None] = store._note_dropped
         if self.cache is not None:
-            then = functools.partial(self._note_pushed, self.cache, ids)
+            on_end = functools.partial(self._note_push, self.cache, ids)
         return store._begin(
             Kind.PUSH,
             shard,
@@ -242,15 +246,15 @@ class Table:
             part=shard,
             round=store._clock,
             payload=payload,
-            then=then,
+            on_end=on_end,
         )
 
-    def _note_pushed(self, cache: RowCache, ids: Ids, request: Request) -> None:
+    def _note_push(self, cache: RowCache, ids: Ids, request: Request) -> None:
         self._store._note_dropped(request)
         if request.answer is not None:
-            cache.answered(ids, request.answer.flags)
+            cache.note_answer(ids, request.answer.flags)
         else:
-            cache.failed(ids)
+            cache.note_failure(ids)
 
     def hot(self, count: int = 10) -> list[tuple[int, int]]:
         """Return the ids that this worker used most, as (id, at least how often).

@@ -61,7 +61,7 @@ class TableTerms(NamedTuple):
         """Read terms. Raises ValueError for any other text."""
         facts = json_object(read_json(text), _FACTS)
         rows = facts["rows"]
-        return checked_table(
+        return check_table_terms(
             *(facts["dtype"], None if rows == -1 else rows, facts["dim"], facts["init"]),
             facts["seed"],
         )
@@ -76,7 +76,7 @@ def _whole(name: str, given: Any, low: int, high: int) -> int:
     return int(given)
 
 
-def checked_table(dtype: int, rows: Any, dim: Any, init: Any, seed: Any) -> TableTerms:
+def check_table_terms(dtype: int, rows: Any, dim: Any, init: Any, seed: Any) -> TableTerms:
     """Return the terms of arguments. Raises InvalidArgumentError that names the wrong one."""
     if dtype not in TABLE_TYPES:
         words = ", ".join(one.word for one in TABLE_TYPES)

@@ -49,9 +49,9 @@ class StoreValues:
         """Return whether an optimizer steps the value."""
         return value.optimizer is not None
 
-    def read(self, rule: int, value: Any, asked: Any) -> Any:
-        """Return the payload that tells the value. Raises ValueError for a wrong ``asked``."""
-        return self._of(rule).read(rule, value, asked)
+    def read(self, rule: int, value: Any, query: Any) -> Any:
+        """Return the payload that tells the value. Raises ValueError for a wrong ``query``."""
+        return self._of(rule).read(rule, value, query)
 
     def nbytes(self, value: Any) -> int:
         """Return the bytes that a value takes."""

@@ -16,11 +16,11 @@ import numpy.typing as npt
 
 from pycoll import _core
 from pycoll.ps.messages import PART_BYTES_MAX
-from pycoll.ps.values.reused_memory import ReusedMemory
+from pycoll.ps.values.buffer_pool import BufferPool
+from pycoll.ps.values.copy_on_write import CopyOnWriteArray
 from pycoll.ps.values.row_index import Ids, RowIndex, spread_ids
 from pycoll.ps.values.row_terms import FRACTIONS, TableTerms, first_rows
 from pycoll.ps.values.server_optimizers import Optimizer
-from pycoll.ps.values.shown_array import ShownArray
 from pycoll.types import numpy_dtype
 from pycoll.untrusted import json_object, read_json
 
@@ -44,18 +44,18 @@ class TableValue:
     def __init__(self, terms: TableTerms, expected: int = 0) -> None:
         self.terms = terms
         self.index = RowIndex(expected)
-        self.rows = ShownArray(self._empty(max(16, expected)))
+        self.rows = CopyOnWriteArray(self._empty(max(16, expected)))
         self.optimizer: Optimizer | None = None
-        self.states: list[ShownArray] = []
-        self.steps: ShownArray | None = None
-        self.answers = ReusedMemory(_ANSWERS_BYTES)
+        self.states: list[CopyOnWriteArray] = []
+        self.steps: CopyOnWriteArray | None = None
+        self.answers = BufferPool(_ANSWERS_BYTES)
 
     def _empty(self, count: int) -> Array:
         made: Array = np.empty((count, self.terms.dim), numpy_dtype(self.terms.dtype))
         return made
 
     @property
-    def arrays(self) -> list[ShownArray]:
+    def arrays(self) -> list[CopyOnWriteArray]:
         """The rows, the states of the optimizer, and the steps if it asks for them."""
         return [self.rows, *self.states, *([] if self.steps is None else [self.steps])]
 
@@ -65,10 +65,10 @@ class TableValue:
         if old is not None and (old.name, old.states) == (optimizer.name, optimizer.states):
             return
         capacity = len(self.rows.array)
-        self.states = [ShownArray(self._empty(capacity)) for _ in range(optimizer.states)]
+        self.states = [CopyOnWriteArray(self._empty(capacity)) for _ in range(optimizer.states)]
         for state in self.states:
             state.array[: self.index.count] = optimizer.fresh
-        counts = ShownArray(np.zeros(capacity, np.int64))
+        counts = CopyOnWriteArray(np.zeros(capacity, np.int64))
         self.steps = counts if optimizer.counts_steps else None
 
     def places(self, ids: Ids) -> npt.NDArray[np.int64]:
@@ -116,10 +116,10 @@ class TableValue:
 
     def _step(self, places: npt.NDArray[np.int64], gradient: Array) -> None:
         assert self.optimizer is not None
-        shown = _core.view(places)
-        changed = [(_core.view(one.array), np.empty_like(gradient)) for one in self._stepped]
+        places_view = _core.view(places)
+        changed = [(_core.view(one.array), np.empty_like(gradient)) for one in self._stepped_arrays]
         for array, rows in changed:
-            _core.take_rows(_core.view(rows), array, shown)
+            _core.take_rows(_core.view(rows), array, places_view)
         count: Any = 1
         if self.steps is not None:
             count = self.steps.array[places] + 1
@@ -127,10 +127,10 @@ class TableValue:
         weights, *states = (rows for _, rows in changed)
         self.optimizer.step(weights, states, gradient, count)
         for array, rows in changed:
-            _core.put_rows(array, shown, _core.view(rows))
+            _core.put_rows(array, places_view, _core.view(rows))
 
     @property
-    def _stepped(self) -> list[ShownArray]:
+    def _stepped_arrays(self) -> list[CopyOnWriteArray]:
         return [self.rows, *self.states]
 
 
@@ -172,11 +172,11 @@ class TableValues:
         value.step(ids, gradient / gradient.dtype.type(workers) if workers > 1 else gradient)
         return value
 
-    def read(self, rule: int, value: TableValue, asked: Any) -> Any:
-        """Return the bytes of the rows that are asked for. Raises ValueError for wrong ids."""
-        if asked is None or memoryview(asked).nbytes % 8:
+    def read(self, rule: int, value: TableValue, query: Any) -> Any:
+        """Return the bytes of the rows that are query for. Raises ValueError for wrong ids."""
+        if query is None or memoryview(query).nbytes % 8:
             raise ValueError("a pull of a table without ids")
-        ids = np.frombuffer(asked, np.int64)
+        ids = np.frombuffer(query, np.int64)
         _check_ids(value.terms, ids)
         if len(ids) * value.terms.row_bytes > PART_BYTES_MAX:
             raise ValueError(f"a pull of {len(ids)} rows: expected at most {PART_BYTES_MAX} bytes")
@@ -203,7 +203,7 @@ class TableValues:
         }
         payloads: list[Any] = [json.dumps(facts).encode()]
         # Ids never change at their place, so they need no protection.
-        payloads += _cut(ShownArray(value.index.ids), count)
+        payloads += _cut(CopyOnWriteArray(value.index.ids), count)
         for one in value.arrays:
             payloads += _cut(one, count)
         return payloads
@@ -264,12 +264,12 @@ def _split(terms: TableTerms, payload: Any) -> tuple[Ids, Array]:
     each = 8 + terms.row_bytes
     if given == 0 or given % each:
         raise ValueError(f"a push of {given} bytes for rows of {each} bytes with their ids")
-    ids, rows = _parted(payload, given // each)
+    ids, rows = _split_ids(payload, given // each)
     _check_ids(terms, ids)
     return ids, rows.view(numpy_dtype(terms.dtype)).reshape(len(ids), terms.dim)
 
 
-def _parted(payload: Any, count: int) -> tuple[Ids, Array]:
+def _split_ids(payload: Any, count: int) -> tuple[Ids, Array]:
     data = np.frombuffer(payload, np.uint8)
     return data[: 8 * count].view(np.int64), data[8 * count :]
 
@@ -280,7 +280,7 @@ def _split_rows(payload: Any, like: Array) -> tuple[Ids, Array]:
     count, rest = divmod(memoryview(payload).nbytes, each)
     if rest:
         raise ValueError(f"{rest} bytes more than rows of {each} bytes with their ids")
-    ids, rows = _parted(payload, count)
+    ids, rows = _split_ids(payload, count)
     return ids, rows.view(like.dtype).reshape(count, *like.shape[1:])
 
 
@@ -290,12 +290,12 @@ def _check_ids(terms: TableTerms, ids: Ids) -> None:
         raise ValueError(f"ids that are not all from 0 to {terms.end - 1}")
 
 
-def _cut(shown: ShownArray, count: int) -> Iterator[Array]:
+def _cut(values: CopyOnWriteArray, count: int) -> Iterator[Array]:
     """Yield the first elements in pieces that fit messages."""
-    array = shown.array
+    array = values.array
     step = rows_of_piece(array[:1].nbytes)
     for begin in range(0, count, step):
-        yield shown.view(begin, min(begin + step, count))
+        yield values.view(begin, min(begin + step, count))
 
 
 def rows_of_piece(row_bytes: int) -> int:

@@ -14,34 +14,34 @@ from pycoll.bootstrap.discovery.network import listen_in_range
 from pycoll.bootstrap.rendezvous.meeting import offer
 from pycoll.bootstrap.rendezvous.store import serve_store
 from pycoll.errors import PycollError
-from pycoll.ps.membership.new_links import Home
+from pycoll.ps.membership.newcomer_links import StoreContext
 from pycoll.ps.membership.newcomers import VERSION, Newcomer
 from pycoll.untrusted import json_object, read_json
 
 #: The members of a newcomer's first message. ``replicas`` and ``consistency``: the terms that it
 #: expects, -1 and empty for any.
-WISH = {
+JOIN_REQUEST = {
     **{"version": int, "package": str, "newcomer": str},
     **{"replicas": int, "consistency": str},
 }
 #: Seconds between two looks whether the server has ended.
-_LOOK_S = 0.25
+_POLL_S = 0.25
 #: Seconds that one newcomer may take, so that others get their turn.
-_PATIENCE_S = 30.0
+_TIMEOUT_S = 30.0
 
 
-class Entrance:
+class JoinListener:
     """Receives newcomers, one after another. The owner closes it.
 
     ``admit``: lets a process in and returns what the server tells it; a thread of this object calls
     it. It raises the errors by which the process is refused.
     """
 
-    def __init__(self, home: Home, admit: Callable[[Newcomer], dict[str, Any]]) -> None:
-        self._home = home
+    def __init__(self, context: StoreContext, admit: Callable[[Newcomer], dict[str, Any]]) -> None:
+        self._context = context
         self._admit = admit
         self._closed = False
-        config = home.circle.config
+        config = context.connector.config
         self._listener = listen_in_range(None, config.port_range)
         try:
             meeting = offer(config, self._listener, b"")
@@ -50,7 +50,7 @@ class Entrance:
             raise
         #: The text by which a process finds this place. Each process of the store makes a ticket of
         #: it with the key that it knows, so the key does not travel.
-        self.place = meeting.to_bytes().decode()
+        self.address = meeting.to_bytes().decode()
         self._thread = threading.Thread(target=self._run, name="pycoll-entrance", daemon=True)
         self._thread.start()
 
@@ -59,7 +59,7 @@ class Entrance:
         poller = select.poll()
         poller.register(self._listener, select.POLLIN)
         while not self._closed:
-            ready = poller.poll(1000 * _LOOK_S)
+            ready = poller.poll(1000 * _POLL_S)
             try:
                 if ready and not self._closed:
                     self._receive()
@@ -69,41 +69,41 @@ class Entrance:
         self._listener.close()
 
     def _receive(self) -> None:
-        limit = Deadline(_PATIENCE_S)
-        job = job_of(self._home.name)
-        key = self._home.circle.key
+        limit = Deadline(_TIMEOUT_S)
+        job = rendezvous_name(self._context.name)
+        key = self._context.connector.key
         exchange = serve_store(self._listener.dup(), job, key, job, 2, limit)
         try:
-            wish = exchange.all_gather(b"{}")[1]
-            exchange.all_gather(json.dumps(self._answer(wish)).encode())
+            text = exchange.all_gather(b"{}")[1]
+            exchange.all_gather(json.dumps(self._answer(text)).encode())
         except BaseException:
             exchange.abandon()
             raise
         exchange.close()
 
-    def _answer(self, wish: bytes) -> dict[str, Any]:
+    def _answer(self, text: bytes) -> dict[str, Any]:
         try:
-            said = json_object(read_json(wish), WISH)
-            if refusal := self._refusal(said):
+            request = json_object(read_json(text), JOIN_REQUEST)
+            if refusal := self._refusal(request):
                 return {"refused": refusal}
-            return {"refused": "", **self._admit(Newcomer.from_bytes(said["newcomer"].encode()))}
+            return {"refused": "", **self._admit(Newcomer.from_bytes(request["newcomer"].encode()))}
         except (PycollError, ValueError) as error:
             return {"refused": str(error) or type(error).__name__}
 
-    def _refusal(self, said: dict[str, Any]) -> str:
-        if said["version"] != VERSION:
+    def _refusal(self, request: dict[str, Any]) -> str:
+        if request["version"] != VERSION:
             return (
                 f"the store speaks version {VERSION} (pycoll {__version__}), this process "
-                f"version {said['version']} (pycoll {said['package'][:64]}): install the same "
-                "pycoll everywhere"
+                f"version {request['version']} (pycoll {request['package'][:64]}): install the "
+                "same pycoll everywhere"
             )
-        _, replicas, consistency, _ = self._home.terms
-        wanted = (said["replicas"], said["consistency"])
+        _, replicas, consistency, _ = self._context.terms
+        wanted = (request["replicas"], request["consistency"])
         if wanted[0] not in (-1, replicas) or wanted[1] not in ("", consistency):
-            asked = "" if wanted[0] < 0 else f"replicas={wanted[0]} "
+            given = "" if wanted[0] < 0 else f"replicas={wanted[0]} "
             return (
                 f"the store has replicas={replicas} and consistency {consistency}, this process "
-                f"expects {asked}{wanted[1][:64]}".rstrip()
+                f"expects {given}{wanted[1][:64]}".rstrip()
                 + ": leave them out, or pass the store's"
             )
         return ""
@@ -113,6 +113,6 @@ class Entrance:
         self._closed = True
 
 
-def job_of(name: str) -> str:
+def rendezvous_name(name: str) -> str:
     """Return the name under which newcomers of a store meet its servers."""
     return f"entrance of store {name}"

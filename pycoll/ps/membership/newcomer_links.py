@@ -13,74 +13,78 @@ from pycoll.bootstrap.rendezvous.meeting import Meeting, place_of
 from pycoll.bootstrap.rendezvous.store import StoreExchange
 from pycoll.errors import PycollError
 from pycoll.ps.membership.newcomers import Newcomer, make_ticket
-from pycoll.ps.server_links import Circle, Link
+from pycoll.ps.server_links import Connector, Link
 
 #: Takes a connection to a newcomer, or None where it cannot be reached. Another thread calls it.
-Then = Callable[[Newcomer, "Link | None"], None]
+OnConnected = Callable[[Newcomer, "Link | None"], None]
 #: Seconds of one attempt to tell a newcomer that a process has ended, and between two of them.
-_VISIT_S, _PAUSE_S = 2.0, 0.05
+_ATTEMPT_S, _RETRY_S = 2.0, 0.05
 
 
-class Home(NamedTuple):
+class StoreContext(NamedTuple):
     """A store as its processes know it. ``name``: the same on all of them; ``terms``: as a list.
 
-    ``circle``: this process, with the key by which newcomers prove that they have a ticket.
+    ``connector``: this process, with the key by which newcomers prove that they have a ticket.
     """
 
     name: str
     terms: list[Any]
-    circle: Circle
+    connector: Connector
 
     @property
     def timeout_s(self) -> float:
         """The longest wait of a call, in seconds."""
-        return self.circle.config.timeout_s
+        return self.connector.config.timeout_s
 
-    def ticket(self, place: bytes) -> str:
-        """Return the ticket to an ``Entrance`` at this place. It is secret."""
-        meeting = Meeting.from_bytes(place)._replace(secret=self.circle.key)
+    def ticket(self, address: bytes) -> str:
+        """Return the ticket to an ``JoinListener`` at this place. It is secret."""
+        meeting = Meeting.from_bytes(address)._replace(secret=self.connector.key)
         return make_ticket(self.name, meeting.to_bytes().decode())
 
-    def connect(self, newcomer: Newcomer, then: Then) -> None:
+    def connect(self, newcomer: Newcomer, on_connected: OnConnected) -> None:
         """Connect with a newcomer in a thread of its own, which ends in bounded time."""
-        args = (newcomer, then)
-        threading.Thread(target=self._run, args=args, name="pycoll-new", daemon=True).start()
+        args = (newcomer, on_connected)
+        threading.Thread(target=self._connect, args=args, name="pycoll-new", daemon=True).start()
 
-    def tell_end(self, newcomer: Newcomer, ended: int, is_over: Callable[[], bool]) -> None:
+    def report_end(self, newcomer: Newcomer, ended: int, has_finished: Callable[[], bool]) -> None:
         """Let a newcomer wait no more for a process that has ended, in a thread of its own.
 
-        ``is_over``: whether the newcomer connects with nobody any more.
+        ``has_finished``: whether the newcomer connects with nobody any more.
         """
-        args = (newcomer, ended, is_over)
-        threading.Thread(target=self._visit, args=args, name="pycoll-new", daemon=True).start()
+        args = (newcomer, ended, has_finished)
+        threading.Thread(
+            target=self._abort_rendezvous, args=args, name="pycoll-new", daemon=True
+        ).start()
 
-    def _visit(self, newcomer: Newcomer, ended: int, is_over: Callable[[], bool]) -> None:
+    def _abort_rendezvous(
+        self, newcomer: Newcomer, ended: int, has_finished: Callable[[], bool]
+    ) -> None:
         """Come to the newcomer in place of the process that has ended, and go away at once."""
-        job, key = self.circle.job_of(newcomer.rank, ended, purpose_of(newcomer))
-        limit = Deadline(self.circle.config.init_timeout_s)
-        while not is_over() and not limit.passed():
+        job, key = self.connector.rendezvous_of(newcomer.rank, ended, purpose_of(newcomer))
+        limit = Deadline(self.connector.config.init_timeout_s)
+        while not has_finished() and not limit.passed():
             try:
                 meeting = Meeting.from_bytes(newcomer.meeting.encode())
-                where = place_of(meeting, self.circle.config)
-                StoreExchange(where, key, job, 1, 2, limit.within(_VISIT_S)).abandon()
+                where = place_of(meeting, self.connector.config)
+                StoreExchange(where, key, job, 1, 2, limit.within(_ATTEMPT_S)).abandon()
                 return
             except (PycollError, OSError, ValueError):
                 # The newcomer connects with another process now, or has gone.
-                time.sleep(_PAUSE_S)
+                time.sleep(_RETRY_S)
 
-    def _run(self, newcomer: Newcomer, then: Then) -> None:
+    def _connect(self, newcomer: Newcomer, on_connected: OnConnected) -> None:
         link: Link | None = None
         try:
             meeting = Meeting.from_bytes(newcomer.meeting.encode())
-            circle = self.circle._replace(meetings={newcomer.rank: meeting})
-            limit = Deadline(circle.config.init_timeout_s)
+            connector = self.connector._replace(meetings={newcomer.rank: meeting})
+            limit = Deadline(connector.config.init_timeout_s)
             purpose = purpose_of(newcomer)
-            comm = circle.link(newcomer.rank, circle.rank, purpose, None, limit)
+            comm = connector.link(newcomer.rank, connector.rank, purpose, None, limit)
             link = Link(comm, newcomer.rank)
         except (PycollError, OSError, ValueError):
             # The newcomer has the error, too, and is not let in.
             link = None
-        then(newcomer, link)
+        on_connected(newcomer, link)
 
 
 def purpose_of(newcomer: Newcomer) -> str:
@@ -88,6 +92,6 @@ def purpose_of(newcomer: Newcomer) -> str:
     return f"newcomer {newcomer.serial}"
 
 
-def key_of_newcomers(key: bytes, name: str) -> bytes:
+def newcomer_key(key: bytes, name: str) -> bytes:
     """Return the key of a store's newcomers. ``key``: that of the communicator of the store."""
     return hmac.digest(key, f"newcomers of {name}".encode(), "sha256")

@@ -17,16 +17,16 @@ from pycoll.bootstrap.rendezvous.meeting import Meeting, offer, place_of
 from pycoll.bootstrap.rendezvous.store import StoreExchange
 from pycoll.config import Config
 from pycoll.errors import InvalidArgumentError, PeerLostError, PycollError, TimeoutError
-from pycoll.ps.membership.entrance import job_of
-from pycoll.ps.membership.new_links import Home, purpose_of
+from pycoll.ps.membership.join_listener import rendezvous_name
+from pycoll.ps.membership.newcomer_links import StoreContext, purpose_of
 from pycoll.ps.membership.newcomers import VERSION, Newcomer, read_ticket
-from pycoll.ps.server_links import Circle, Link
+from pycoll.ps.server_links import Connector, Link
 from pycoll.ps.views import View
 from pycoll.untrusted import json_object, read_json
 
 #: The answer of a server to a newcomer. ``servers`` and ``workers`` run, ``gone`` are workers that
 #: have left.
-_TOLD = {
+_ADMISSION = {
     "refused": str,
     "newcomer": str,
     "view": str,
@@ -39,10 +39,10 @@ _TOLD = {
     "silence_s": int,
 }
 #: The longest pause of a process that meets another newcomer at a server, in seconds.
-_PAUSE_S = 0.2
+_RETRY_MAX_S = 0.2
 
 
-class Wish(NamedTuple):
+class JoinRequest(NamedTuple):
     """The wish of a process: to serve, or to work as ``rank``, -1 for a new worker.
 
     ``replicas`` and ``consistency``: the terms that it expects; -1 and empty for any.
@@ -54,7 +54,7 @@ class Wish(NamedTuple):
     consistency: str = ""
 
 
-class Arrival(NamedTuple):
+class JoinedStore(NamedTuple):
     """A process that is connected with the others. ``links``: by the rank of the peer."""
 
     newcomer: Newcomer
@@ -62,12 +62,12 @@ class Arrival(NamedTuple):
     servers: list[int]
     workers: list[int]
     gone: list[int]
-    home: Home
+    context: StoreContext
     links: dict[int, Link]
 
 
 @contextlib.contextmanager
-def arrived(ticket: Any, wish: Wish, config: Config) -> Iterator[Arrival]:
+def join_store(ticket: Any, request: JoinRequest, config: Config) -> Iterator[JoinedStore]:
     """Join the store of a ticket, and give the connections. An error inside the block closes them.
 
     Raises InvalidArgumentError for a wrong ticket and where the store refuses this process,
@@ -82,46 +82,46 @@ def arrived(ticket: Any, wish: Wish, config: Config) -> Iterator[Arrival]:
     with contextlib.ExitStack() as undo:
         listener = undo.enter_context(listen_in_range(None, config.port_range))
         own = offer(config, listener, b"")
-        told = _meet(name, meeting, _asked(wish, own), config, limit)
-        newcomer = Newcomer.from_bytes(told["newcomer"].encode())
-        circle = Circle(
+        admission = _request_admission(name, meeting, _encode_request(request, own), config, limit)
+        newcomer = Newcomer.from_bytes(admission["newcomer"].encode())
+        connector = Connector(
             newcomer.rank,
-            config._replace(server_silence_s=told["silence_s"]),
+            config._replace(server_silence_s=admission["silence_s"]),
             meeting.secret,
-            told["tuning"],
-            told["oversubscription"],
+            admission["tuning"],
+            admission["oversubscription"],
             {newcomer.rank: own},
         )
-        workers = told["workers"] if newcomer.serves else []
+        workers = admission["workers"] if newcomer.serves else []
         links: dict[int, Link] = {}
-        for peer in [*told["servers"], *workers]:
-            links[peer] = _link(circle, newcomer, peer, listener, limit)
+        for peer in [*admission["servers"], *workers]:
+            links[peer] = _connect(connector, newcomer, peer, listener, limit)
             undo.callback(links[peer].close)
-        view = View.from_bytes(told["view"].encode())
-        home = Home(name, told["terms"], circle._replace(meetings={}))
-        people = told["servers"], told["workers"], told["gone"]
-        yield Arrival(newcomer, view, *people, home, links)
+        view = View.from_bytes(admission["view"].encode())
+        context = StoreContext(name, admission["terms"], connector._replace(meetings={}))
+        members = admission["servers"], admission["workers"], admission["gone"]
+        yield JoinedStore(newcomer, view, *members, context, links)
         undo.pop_all()
         listener.close()
 
 
-def _asked(wish: Wish, own: Meeting) -> bytes:
-    newcomer = Newcomer(0, wish.rank, wish.serves, own.to_bytes().decode())
+def _encode_request(request: JoinRequest, own: Meeting) -> bytes:
+    newcomer = Newcomer(0, request.rank, request.serves, own.to_bytes().decode())
     facts = {
         "version": VERSION,
         "package": __version__,
         "newcomer": newcomer.to_bytes().decode(),
-        "replicas": wish.replicas,
-        "consistency": wish.consistency,
+        "replicas": request.replicas,
+        "consistency": request.consistency,
     }
     return json.dumps(facts).encode()
 
 
-def _meet(
-    name: str, meeting: Meeting, asked: bytes, config: Config, limit: Deadline
+def _request_admission(
+    name: str, meeting: Meeting, request: bytes, config: Config, limit: Deadline
 ) -> dict[str, Any]:
     """Tell a server what this process wants, and return the answer."""
-    job = job_of(name)
+    job = rendezvous_name(name)
     while True:
         place = place_of(meeting, config)
         try:
@@ -133,7 +133,7 @@ def _meet(
                 operation="ps",
             ) from None
         try:
-            exchange.all_gather(asked)
+            exchange.all_gather(request)
             answer = read_json(exchange.all_gather(b"{}")[0])
             exchange.close()
         except PycollError:
@@ -141,22 +141,22 @@ def _meet(
             exchange.abandon()
             if limit.passed():
                 raise
-            time.sleep(min(random.random() * _PAUSE_S, limit.remaining()))
+            time.sleep(min(random.random() * _RETRY_MAX_S, limit.remaining()))
             continue
         if isinstance(answer, dict) and set(answer) == {"refused"}:
             raise InvalidArgumentError(
                 f"store {name} does not let this process in: {answer['refused']}", operation="ps"
             )
-        return json_object(answer, _TOLD)
+        return json_object(answer, _ADMISSION)
 
 
-def _link(
-    circle: Circle, newcomer: Newcomer, peer: int, listener: socket.socket, limit: Deadline
+def _connect(
+    connector: Connector, newcomer: Newcomer, peer: int, listener: socket.socket, limit: Deadline
 ) -> Link:
     try:
-        comm = circle.link(circle.rank, peer, purpose_of(newcomer), listener, limit)
+        comm = connector.link(connector.rank, peer, purpose_of(newcomer), listener, limit)
     except PycollError as error:
-        text = f"with this process, which joins as rank {circle.rank}: {error}"
+        text = f"with this process, which joins as rank {connector.rank}: {error}"
         if isinstance(error, PeerLostError):
             error.args = (
                 f"rank {peer} of the store has ended before it connected {text}; start it again",

@@ -11,7 +11,7 @@ import numpy.typing as npt
 Array = npt.NDArray[Any]
 
 
-class ShownArray:
+class CopyOnWriteArray:
     """An array that is written rarely while a view of it is on its way to a reader.
 
     ``view`` gives views out. ``writable`` returns memory that no living view shows.

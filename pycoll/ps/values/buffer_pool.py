@@ -14,7 +14,7 @@ Bytes = npt.NDArray[np.uint8]
 _LONG_BYTES = 64 << 10
 
 
-class ReusedMemory:
+class BufferPool:
     """Gives out arrays of bytes. Threads: any.
 
     The system clears the pages of a new long array one after another, which takes longer than a
@@ -26,7 +26,7 @@ class ReusedMemory:
         #: By size, a power of two, the blocks that are free.
         self._free: dict[int, list[Any]] = {}
         #: By the number of a block that was given out: what tells its end.
-        self._given: dict[int, weakref.ref[Bytes]] = {}
+        self._in_use: dict[int, weakref.ref[Bytes]] = {}
 
     def take(self, nbytes: int) -> Bytes:
         """Return an array of so many bytes, with any elements.
@@ -41,12 +41,12 @@ class ReusedMemory:
         except IndexError:
             block = np.empty(size, np.uint8).data
         # The base of a view is the array that this function returns, since its own base is none.
-        shown = np.frombuffer(block[:nbytes], np.uint8)
-        self._given[id(block)] = weakref.ref(shown, lambda _: self._take_back(block))
-        return shown
+        view = np.frombuffer(block[:nbytes], np.uint8)
+        self._in_use[id(block)] = weakref.ref(view, lambda _: self._release(block))
+        return view
 
-    def _take_back(self, block: memoryview) -> None:
-        self._given.pop(id(block), None)
+    def _release(self, block: memoryview) -> None:
+        self._in_use.pop(id(block), None)
         free = self._free[block.nbytes]
         if (len(free) + 1) * block.nbytes <= self._kept_bytes:
             free.append(block)
