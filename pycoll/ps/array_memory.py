@@ -1,4 +1,4 @@
-"""The memory of arrays of any framework as NumPy bytes, without a copy where that is possible."""
+"""The memory of arrays of any framework as NumPy bytes, without a copy if possible."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def read_array(x: Any, name: str = "x") -> tuple[Framework, Terms, Bytes]:
 
 
 def _bytes_of(x: Any) -> Bytes | None:
-    """Return the memory of an array in one piece in C order, or None."""
+    """Return the memory of an array that is contiguous in C order, or None."""
     if isinstance(x, np.ndarray):
         return x.reshape(-1).view(np.uint8) if x.flags.c_contiguous else None
     torch = sys.modules.get("torch")
@@ -59,15 +59,17 @@ def _bytes_of(x: Any) -> Bytes | None:
 
 
 class Target(NamedTuple):
-    """Memory for a result, and the function that returns the caller's object once it is full."""
+    """Memory for a result. ``finish``: returns the caller's object once the memory is filled."""
 
     memory: Bytes
     finish: Callable[[], Any]
 
 
 def target_in(out: Any, terms: Terms) -> Target:
-    """Return the target of a result in ``out``. Raises InvalidArgumentError where it does not
-    fit."""
+    """Return the target of a result in ``out``.
+
+    Raises InvalidArgumentError if ``out`` has another dtype or shape, or is on a device.
+    """
     view = output_view(out, terms.dtype, terms.shape, None, True)
     if isinstance(view, DeviceView):
         raise InvalidArgumentError(

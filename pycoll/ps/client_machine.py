@@ -1,7 +1,7 @@
-"""The worker's side as a machine: it numbers requests, sends them again, and takes answers.
+"""The worker's side as a state machine: it numbers requests, resends them, and matches answers.
 
 It has no sockets, threads or clocks. Updates of a shard go to the first server of its chain in one
-order; reads go to the last one. After a change of the view it sends again what is not answered.
+order; reads go to the last one. After a change of the view it resends unanswered requests.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from pycoll.ps.messages import ANSWERS, DROPPED, FENCES, UPDATES, Kind, Message
 from pycoll.ps.replica import WORKER_LOST
 from pycoll.ps.views import View
 
-#: Pushes of one shard that are on their way at most; later ones wait by priority. One that a
-#: server has applied, and answers after the end of its round, is not counted any more.
+#: The most unacknowledged pushes of one shard; later ones wait, by priority. A HELD push has left
+#: the window: a server has applied it, and answers it after the end of its round.
 WINDOW = 16
-#: The failure of a request that cannot end without a worker.
+#: The failure of a request that needs a worker which is gone.
 WORKER_IS_GONE = "a worker is gone"
 _ORDERED = frozenset((Kind.PUSH, Kind.LOAD, Kind.RESTORE))
 
 
 class Request:
-    """A request of a worker. ``answer``: the answer once it has come; ``failure``: why none will.
+    """A request of a worker. ``answer``: the received answer; ``failure``: why none will come.
 
-    ``target``: where the payload of the answer goes, for the owner. ``lost``: the worker or the
-    servers that are gone, if that is the reason. ``slowest``: the worker for which a server makes
-    the request wait, and its clock.
+    ``target``: memory for the answer's payload, which the owner fills. ``lost``: the worker or the
+    servers whose loss is the failure. ``slowest``: the worker for which the request waits, and its
+    clock.
     """
 
     __slots__ = (
@@ -43,11 +43,11 @@ class Request:
         self.failure = ""
         self.lost: tuple[int, ...] = ()
         self.slowest: tuple[int, int] | None = None
-        #: Whether it is one of the pushes on their way.
+        #: Whether this push counts in the window of its shard.
         self.is_in_window = False
-        #: The server whose answer is being received in ``target``, for the owner.
+        #: The server whose answer the owner receives in ``target`` now.
         self.receiving_from: int | None = None
-        #: Called when the request has ended.
+        #: The machine calls it when the request has ended.
         self.on_end: Callable[[Request], None] | None = None
 
     @property
@@ -62,7 +62,7 @@ class Request:
 
 
 class _ShardQueue:
-    """The requests of one shard. ``seq``: the number of the newest update that was sent."""
+    """The requests of one shard. ``seq``: the number of the newest sent update."""
 
     def __init__(self, seq: int) -> None:
         self.seq = seq
@@ -70,19 +70,20 @@ class _ShardQueue:
         self.updates: dict[int, Request] = {}
         self.reads: dict[int, Request] = {}
         self.in_window = 0
-        #: Requests before and after a fence keep their order.
+        #: The number of fences so far. Requests of a lower epoch leave first.
         self.epoch = 0
-        #: By key the lowest priority that waits, so requests of a key keep their order.
+        #: By key the effective priorities of its waiting requests. A new request gets at most their
+        #: minimum, so requests of a key keep their order.
         self.lowest: dict[int, list[int]] = {}
-        #: Whether a loop sends what waits; a request that fails meanwhile begins no other loop.
+        #: Whether ``_send_waiting`` runs. A request that fails meanwhile must not start it again.
         self.is_sending = False
 
 
 class ClientMachine:
     """A worker. ``me``: its rank. ``out`` collects messages as (server, message).
 
-    ``first``: its requests have higher numbers. Those of a later process of the same worker begin
-    so high that they repeat no number of an earlier one.
+    ``first``: the number below its first request. A later process of the same worker begins above
+    all numbers of the earlier one.
     """
 
     def __init__(self, me: int, view: View, first: int = 0) -> None:
@@ -91,15 +92,15 @@ class ClientMachine:
         self.out: list[tuple[int, Message]] = []
         self._queues = [_ShardQueue(first) for _ in view.chains]
         self._numbers = first
-        #: By shard its newest servers, also when they are gone.
+        #: By shard its newest servers, kept for error texts when the chain is empty.
         self._holders = list(view.chains)
-        #: The servers whose connections are gone, or that take part in no view any more.
+        #: The servers whose connections are lost, or that have stopped.
         self.gone: set[int] = set()
-        #: The servers that join, with which the owner shall connect, and call ``note_connected``.
+        #: Joining servers. The owner connects with each, and then calls ``note_connected``.
         self.newcomers: list[Newcomer] = []
         self._joins = view.joins
-        #: Where this worker is a newcomer: its number, the servers that have connected with it, and
-        #: those that have not yet.
+        #: On a newcomer: its serial number, the servers that have connected with it, and those that
+        #: have not yet.
         self._serial = 0
         self._connected: list[int] = []
         self.expected: set[int] = set()
@@ -111,13 +112,13 @@ class ClientMachine:
         target: Any = None,
         on_end: Callable[[Request], None] | None = None,
     ) -> Request:
-        """Begin a request. A higher priority is sent earlier, within what consistency allows."""
+        """Begin a request. Higher priorities leave first, within the order of keys and fences."""
         request = Request(message, target)
         request.on_end = on_end
         queue = self._queues[message.shard]
         self._numbers += 1
         if not queue.waiting and not queue.is_sending and self._may_send(queue, request):
-            # Nothing waits, so there is no order to keep.
+            # No request waits, so this one overtakes none.
             self._number_and_send(queue, request, self._numbers)
             return request
         if message.kind in FENCES:
@@ -137,7 +138,7 @@ class ClientMachine:
         return queue.in_window < WINDOW or request.message.kind not in _ORDERED
 
     def _number_and_send(self, queue: _ShardQueue, request: Request, number: int) -> None:
-        """Number a request of a lane, and send it."""
+        """Number a request, and send it."""
         message = request.message
         view = self.view.number
         if message.kind in UPDATES:
@@ -177,11 +178,11 @@ class ClientMachine:
                 request.message = message = message._replace(view=self.view.number)
             self.out.append((to, message))
         elif self.gone.issuperset(self.view.servers):
-            # No server is left that could tell a newer view.
+            # No server is left that could announce a newer view.
             self._fail(request, "all its servers are gone", chain)
 
     def handle(self, source: int, message: Message) -> None:
-        """Take a message of a server."""
+        """Handle a message of a server."""
         if message.kind is Kind.VIEW:
             self.adopt(View.from_bytes(bytes(message.payload)))
             return
@@ -208,25 +209,25 @@ class ClientMachine:
             self._fail(request, text.decode("utf-8", "replace") or "the server refused it")
 
     def find_request(self, message: Message) -> Request | None:
-        """Return the request that a message answers; None if it has been answered."""
+        """Return the unanswered request that a message answers, or None."""
         if message.shard >= len(self._queues):
             return None
         queue = self._queues[message.shard]
         if message.kind in ANSWERS:
-            # The numbers of reads and updates overlap; ``after`` tells which one is meant.
+            # The numbers of reads and updates overlap; ``after`` tells them apart.
             requests = queue.reads if message.after else queue.updates
             return requests.get(message.seq)
         return None
 
     def lose(self, server: int) -> None:
-        """Note that the connection to a server is gone."""
+        """Note that the connection to a server is lost."""
         self.gone.add(server)
         self._remove_expected(server)
         if self.gone.issuperset(self.view.servers):
             self._resend()
 
     def resend_interrupted(self, server: int) -> None:
-        """Send requests again whose answer has come in part, from a server that is gone."""
+        """Resend the requests whose answers a lost server has sent in part."""
         for shard, queue in enumerate(self._queues):
             for request in [*queue.updates.values(), *queue.reads.values()]:
                 if request.receiving_from == server:
@@ -240,11 +241,11 @@ class ClientMachine:
         self.out.append((newcomer.rank, Message(Kind.CONNECTED)))
 
     def note_unreachable(self, newcomer: Newcomer) -> None:
-        """Note that a server that joins cannot be reached from here."""
+        """Note that this worker cannot reach a joining server."""
         self.lose(newcomer.rank)
 
     def expect(self, newcomer: Newcomer, servers: Iterable[int]) -> None:
-        """On a newcomer: tell the servers when all of them have connected with it."""
+        """On a newcomer: send JOINED to the servers when all of them have connected."""
         self._serial = newcomer.serial
         self.expected = set(servers)
 
@@ -258,14 +259,14 @@ class ClientMachine:
     # Views
 
     def ask_manager(self, kind: Kind, server: int) -> None:
-        """Ask the view manager to DRAIN or ADD a server. It may be gone, so callers repeat it."""
+        """Ask the view manager to DRAIN or ADD a server. It may be gone, so callers repeat this."""
         for one in self.view.servers:
             if one not in self.gone:
                 self.out.append((one, Message(kind, key=server)))
                 return
 
     def adopt(self, view: View) -> None:
-        """Go on to a newer view, and send again what is not answered."""
+        """Adopt a newer view, and resend unanswered requests."""
         if view.number > self.view.number and len(view.chains) == len(self._queues):
             self.view = view
             for shard, chain in enumerate(view.chains):
@@ -278,7 +279,7 @@ class ClientMachine:
             self._resend()
 
     def _resend(self) -> None:
-        """Send all requests again that are not answered, or fail those that cannot be answered."""
+        """Resend all unanswered requests; fail those that no server can answer."""
         for shard, queue in enumerate(self._queues):
             for request in [*queue.updates.values(), *queue.reads.values()]:
                 self._send(shard, request)
@@ -300,19 +301,19 @@ class ClientMachine:
             request.on_end(request)
 
     def _leave_window(self, queue: _ShardQueue, request: Request) -> None:
-        """Let the next push go, if this one was on its way."""
+        """Remove a push from the window, and send the next ones."""
         if request.is_in_window:
             request.is_in_window = False
             queue.in_window -= 1
             self._send_waiting(queue)
 
     def answering_server(self, request: Request) -> int | None:
-        """Return the server that answers a request; None while none does."""
+        """Return the server that answers a request; None while there is none."""
         chain = self.view.chains[request.message.shard]
         return chain[-1] if chain and chain[-1] not in self.gone else None
 
     def slowest(self) -> tuple[int, int] | None:
-        """Return the slowest worker that servers have told, and its clock; None if none waits."""
+        """Return the slowest worker that a HELD has named, and its clock; None if there is none."""
         slowest = [
             request.slowest
             for queue in self._queues

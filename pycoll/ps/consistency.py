@@ -41,7 +41,7 @@ class Consistency(NamedTuple):
     elastic: bool = False
 
     def needed(self, workers: int) -> int:
-        """Return how many of so many workers end a round."""
+        """Return how many of ``workers`` have to end a round before it ends."""
         # A share such as 0.9 has no exact double: 0.9 * 10 must be 9, and not 9 + 1.
         return max(1, math.ceil(self.share * workers - 1e-9))
 
@@ -123,10 +123,10 @@ def consistency_of(given: Any) -> Consistency:
     """Return the consistency of an argument. Raises InvalidArgumentError that lists them."""
     if isinstance(given, Consistency):
         return given
-    found = {"bsp": BSP(), "asp": ASP}.get(given) if isinstance(given, str) else None
-    if found is None:
+    rule = {"bsp": BSP(), "asp": ASP}.get(given) if isinstance(given, str) else None
+    if rule is None:
         raise InvalidArgumentError(f"consistency is {given!r}: expected {_WORDS}")
-    return found
+    return rule
 
 
 def consistency_from(text: str) -> Consistency:

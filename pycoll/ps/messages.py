@@ -1,7 +1,7 @@
 """The messages between workers and servers, and their form on the wire.
 
-A message is a fixed header and a payload. The header is a struct without pickled parts; ``unpack``
-refuses what no peer could have sent. The payload is an array, a text, or nothing.
+A message is a fixed header and a payload. The header is a packed struct, and ``unpack`` rejects
+malformed ones. The payload is an array, a text, or nothing.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Kind(IntEnum):
     LOOKUP = 9
     STATS = 10
     FETCH = 11
-    # Updates of checkpoints: a part's state as it was, and the end of a cut's use.
+    # Updates of checkpoints: the saved state of a part, and the end of a checkpoint.
     RESTORE = 12
     RELEASE = 13
     # Answers of the last server to a worker.
@@ -46,32 +46,33 @@ class Kind(IntEnum):
     SYNCED = 25
     COMMIT = 26
     PIECE = 27
-    # Views: those of the manager, and of servers to it.
+    # Views: messages between the manager and the other servers.
     VIEW = 32
     ACCEPTED = 33
     FILLED = 34
-    # The end of a worker.
+    # A worker leaves the store.
     BYE = 35
-    # A server that takes part in no view any more.
+    # The sender has stopped; with the flag EXCLUDED, the receiver has to stop.
     UNMANAGED = 36
     PROPOSE = 37
     VIEW_QUERY = 38
     VIEW_REPLY = 39
-    # Wishes for the manager, about the server ``key``.
+    # Requests to the manager to drain or add server ``key``.
     DRAIN = 40
     ADD = 41
-    # Newcomers: an update by which a worker takes part from now on, the wish of a process to join,
-    # the end of its joining, and the word of a peer that has connected with it.
+    # Newcomers. JOIN: the update from which on a shard counts a new worker. ADMIT: a server asks
+    # the manager to admit a process. CONNECTED: a peer has connected with the newcomer. JOINED: all
+    # peers have. JOIN_FAILED: the newcomer is gone, or a peer cannot reach it.
     JOIN = 46
     ADMIT = 47
     CONNECTED = 48
     JOINED = 49
     JOIN_FAILED = 50
-    # A worker asks a server for a ticket.
+    # A worker requests a ticket.
     TICKET = 51
-    # Between servers. Server ``worker`` has lost its connection with server ``key``. A sign of
-    # life. A server that may have been stopped asks whether it still takes part; a server that
-    # counts it answers.
+    # Between servers. SEVERED: server ``worker`` has lost its connection with server ``key``.
+    # CONFIRM: a server that may have been stopped asks whether it is still a member. CONFIRMED: the
+    # sender counts it as a member.
     SEVERED = 52
     HEARTBEAT = 53
     CONFIRM = 54
@@ -84,10 +85,10 @@ UPDATES = frozenset(
         *(Kind.CUT, Kind.RESTORE, Kind.RELEASE, Kind.JOIN),
     )
 )
-#: Requests that were begun before one of these are sent before it, and later ones after it.
+#: A worker sends no request across one of these: earlier ones go before it, later ones after it.
 FENCES = frozenset((Kind.CLOCK, Kind.OPTIMIZE, Kind.CUT))
 READS = frozenset((Kind.PULL, Kind.LOOKUP, Kind.STATS, Kind.FETCH))
-#: Messages by which servers decide about views.
+#: Messages that the ``Voter`` of a server handles.
 VIEWS = frozenset(
     (
         *(Kind.VIEW, Kind.ACCEPTED, Kind.FILLED, Kind.UNMANAGED, Kind.PROPOSE),
@@ -98,27 +99,27 @@ VIEWS = frozenset(
 #: The answers to updates and reads; ``after`` is 1 in those to reads, and else 0.
 ANSWERS = frozenset((Kind.DONE, Kind.VALUE, Kind.TEXT, Kind.HELD, Kind.FAILED))
 
-#: Flags of a PUSH: the worker pushes this part no more in this round.
+#: Flag of a PUSH: it is the worker's last push of this part in this round.
 ENDS_ROUND = 1
-#: Flags of a PUSH: its answer is that of a PULL which the worker begins right after it.
+#: Flag of a PUSH: the answer is that of a PULL right after it.
 PULLS = 8
-#: Flags of an OPTIMIZE: it is for all keys, and for those that follow. Of a RESTORE: it tells the
-#: clocks of the shard, and no part.
+#: Flag of an OPTIMIZE: it applies to all keys, and to those made later. Flag of a RESTORE: the
+#: payload is the clocks of the shard, and no part.
 ALL = 1
-#: Flags of a WRITE: the payload is the name of ``key``, for figures of this shard.
+#: Flag of a WRITE: the payload is the name of ``key``, for the shard's figures.
 NAMES = 1
-#: Flags of a LOOKUP. NOW: a text that is not there is answered at once, by an empty one. MAKES: the
-#: first worker that takes part, which has to write it, is answered at once, by a DONE.
+#: Flags of a LOOKUP. NO_WAIT: the server answers at once, with an empty text if there is none.
+#: CREATES: the server answers the first worker at once with a DONE: this worker writes the text.
 NO_WAIT, CREATES = 1, 2
-#: Flags of a DONE: the push came too late for its round, and nothing was applied.
+#: Flag of an answer: the push came too late for its round, and was not applied.
 DROPPED = 2
-#: Flags of a DONE: the update had been applied before.
+#: Flag of an answer: the shard had applied the update before.
 REPEATED = 4
-#: Flags of an UNMANAGED: the view of its sender goes on without its receiver.
+#: Flag of an UNMANAGED: the sender's view excludes the receiver.
 EXCLUDED = 1
-#: Flags of a DONE: an optimizer has stepped by the push, so its worker does not know the value.
+#: Flag of a DONE: an optimizer stepped by the push, so the worker cannot compute the value.
 STEPPED = 16
-#: Flags of any message: the payload follows as a message of its own.
+#: Flag of any message: the payload follows as a message of its own.
 SEPARATE = 128
 
 _HEAD = struct.Struct("<HBBHHIIIIQQQQI")
@@ -163,8 +164,9 @@ class Message(NamedTuple):
 def pack_into(head: Any, message: Message, nbytes: int, is_separate: bool, taken: int) -> None:
     """Write the header to the begin of ``head``.
 
-    ``nbytes``: of the payload. ``is_separate``: the payload does not follow in the same memory.
-    ``taken``: a number of the connection, of 32 bits.
+    ``nbytes``: the length of the payload. ``is_separate``: whether the payload follows
+    as a message of its own.
+    ``taken``: the number of segments that the sender has received, modulo 2**32.
     """
     flags = message.flags | (SEPARATE if is_separate else 0)
     _HEAD.pack_into(

@@ -1,4 +1,4 @@
-"""How workers and servers open a store: they compare their terms, and connect each pair."""
+"""Opening a store: workers and servers compare their terms, and each pair connects."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from pycoll.ps.views import View, first_view
 from pycoll.ps.worker_links import WorkerLinks
 from pycoll.untrusted import json_object, read_json
 
-#: The most servers that hold a shard, in addition to its first one.
+#: The most replicas of a shard, in addition to its first server.
 REPLICAS_MAX = 2
 #: The most shards of a store.
 SHARDS_MAX = 1024
@@ -70,7 +70,7 @@ class Terms(NamedTuple):
 
 def check_terms(servers: Any, replicas: Any, consistency: Any, shards: Any, size: int) -> Terms:
     """Return the terms of arguments. Raises InvalidArgumentError that names the wrong one."""
-    found = consistency_of(consistency)
+    rule = consistency_of(consistency)
     try:
         ranks = sorted({int(one) for one in servers if not isinstance(one, bool)})
     except (TypeError, ValueError):
@@ -84,11 +84,11 @@ def check_terms(servers: Any, replicas: Any, consistency: Any, shards: Any, size
     most = min(REPLICAS_MAX, len(ranks) - 1)
     why = f", since there are {len(ranks)} servers and at most {REPLICAS_MAX} replicas"
     copies = check_replicas(replicas, most, why)
-    return Terms(tuple(ranks), copies, found, _check_shards(shards, len(ranks)))
+    return Terms(tuple(ranks), copies, rule, _check_shards(shards, len(ranks)))
 
 
 def _check_shards(shards: Any, servers: int) -> int:
-    """Return the number of shards, a multiple of the servers, so that each holds as many rows."""
+    """Check the number of shards: a multiple of the servers, so that each holds as many rows."""
     count = servers if shards is None else shards
     if isinstance(count, bool) or not isinstance(count, int) or not servers <= count <= SHARDS_MAX:
         raise InvalidArgumentError(
@@ -107,17 +107,17 @@ def _check_shards(shards: Any, servers: int) -> int:
 
 
 def check_replicas(replicas: Any, most: int, why: str = "") -> int:
-    """Return the number of replicas. Raises InvalidArgumentError for a number that cannot be."""
+    """Return the number of replicas. Raises InvalidArgumentError unless it is 0 to ``most``."""
     if isinstance(replicas, bool) or not isinstance(replicas, int) or not 0 <= replicas <= most:
         raise InvalidArgumentError(f"replicas is {replicas!r}: expected 0 to {most}{why}")
     return replicas
 
 
 class Opening:
-    """One rank's part in opening a store on ``base``, all ranks of which take part at once.
+    """Opens a store on communicator ``base``. All its ranks do so at the same time.
 
-    ``serves``: whether this rank serves. ``terms``: returns them, or None where only other ranks
-    know them. If it raises InvalidArgumentError, all ranks do.
+    ``serves``: whether this rank serves. ``terms``: returns the terms, or None if only other ranks
+    know them. If it raises InvalidArgumentError on one rank, all ranks raise that.
     """
 
     def __init__(self, base: Communicator, serves: bool, terms: Callable[[], Terms | None]) -> None:
@@ -132,7 +132,7 @@ class Opening:
 
     @contextlib.contextmanager
     def _connect(self) -> Iterator[tuple[Terms, dict[int, Link], StoreContext]]:
-        """Agree on the terms and connect this rank; give the links by peer, and the store.
+        """Agree on the terms and connect this rank; yield the terms, the links by peer, the store.
 
         An error inside the block closes the links.
         """
@@ -181,7 +181,7 @@ class Opening:
 
     @contextlib.contextmanager
     def _listen(self) -> Iterator[tuple[socket.socket | None, bytes]]:
-        """Give a listener where other machines can meet this server; none on one machine."""
+        """Yield a listener for guests of other machines and its address; None on one machine."""
         machines = {identity.machine for identity in self._base._identities}
         if not self._serves or len(machines) == 1:
             yield None, b""
@@ -191,14 +191,14 @@ class Opening:
             yield listener, meeting_text(config, listener)
 
     def open_worker(self) -> tuple[Terms, WorkerLinks]:
-        """Take part as a worker."""
+        """Open the store as a worker."""
         with self._connect() as (terms, links, context):
             view = terms.first_view(self._base.size)
             machine = make_client(self._base._config, self._base.rank, view, terms)
             return terms, WorkerLinks(machine, links, context)
 
     def open_server(self) -> ServerThreads:
-        """Take part as a server."""
+        """Open the store as a server."""
         with self._connect() as (terms, links, context):
             view = terms.first_view(self._base.size)
             config, workers = self._base._config, self._workers(terms)
@@ -215,7 +215,7 @@ class Opening:
 def make_client(
     config: Config, rank: int, view: View, terms: Terms, first: int = 0
 ) -> ClientMachine:
-    """Return the machine of a worker. ``first``: its requests have higher numbers."""
+    """Return the machine of a worker. ``first``: the number below its first request."""
     if config.store_checks:
         return CheckedClient(rank, view, terms.consistency, first)
     return ClientMachine(rank, view, first)
@@ -234,13 +234,13 @@ def make_server(
 
 
 def agree_on_terms(blobs: Sequence[bytes]) -> tuple[Terms, dict[int, Meeting], int]:
-    """Return the terms on which all ranks agree, where servers can be met, and after how many
-    seconds of silence a server counts as gone.
+    """Return the terms on which all ranks agree, the addresses of servers, and the silence limit.
 
-    Raises, on all ranks alike, InvalidArgumentError and MismatchError that name the odd rank. It
-    is the first rank whose terms are not the most frequent ones.
+    ``blobs``: by rank its terms and facts. The silence limit is the seconds after which a silent
+    server counts as lost. Raises, on all ranks alike, InvalidArgumentError and MismatchError that
+    name the odd rank: the first one whose terms are not the most frequent ones.
     """
-    found: dict[int, Terms] = {}
+    terms_by_rank: dict[int, Terms] = {}
     serving, silences, meetings = [], [], {}
     for rank, blob in enumerate(blobs):
         try:
@@ -248,7 +248,7 @@ def agree_on_terms(blobs: Sequence[bytes]) -> tuple[Terms, dict[int, Meeting], i
             if facts["refused"]:
                 raise InvalidArgumentError(f"rank {rank}: {facts['refused']}", rank=rank)
             if facts["terms"]:
-                found[rank] = Terms.from_list(facts["terms"])
+                terms_by_rank[rank] = Terms.from_list(facts["terms"])
             if facts["meeting"]:
                 meetings[rank] = Meeting.from_bytes(facts["meeting"].encode())
         except ValueError as error:
@@ -258,18 +258,19 @@ def agree_on_terms(blobs: Sequence[bytes]) -> tuple[Terms, dict[int, Meeting], i
         if facts["serves"]:
             serving.append(rank)
             silences.append(facts["silence_s"])
-    if not found:
+    if not terms_by_rank:
         raise InvalidArgumentError(
             "no rank serves this store: call pycoll.ps.serve_store(comm, servers=...) on the ranks "
             "that serve, while the others call pycoll.ps.connect(comm)"
         )
-    first, odd = odd_ranks(found)
-    terms = found[first]
+    first, odd = odd_ranks(terms_by_rank)
+    terms = terms_by_rank[first]
     if odd:
-        agreeing = sum(one == terms for one in found.values())
+        agreeing = sum(one == terms for one in terms_by_rank.values())
         others = f"{agreeing} ranks, among them rank {first}," if agreeing > 1 else f"rank {first}"
         raise MismatchError(
-            f"rank {odd[0]} opens a store with {found[odd[0]]}, {others} with {terms}", rank=odd[0]
+            f"rank {odd[0]} opens a store with {terms_by_rank[odd[0]]}, {others} with {terms}",
+            rank=odd[0],
         )
     for rank in range(len(blobs)):
         if (rank in serving) != (rank in terms.servers):

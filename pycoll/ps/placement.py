@@ -1,4 +1,4 @@
-"""How arrays are cut into parts and spread over shards, and the texts that tell it to workers."""
+"""The placement of keys: how arrays are cut into parts and spread over shards."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pycoll.ps.messages import PART_BYTES_MAX
 from pycoll.types import ITEM_BYTES
 from pycoll.untrusted import json_object, read_json
 
-#: A store has fewer names than numbers of so many bits.
+#: The lower bits of a key's number, which count the keys of one epoch.
 _KEYS_BITS = 16
 _FACTS = {"number": int, "dtype": int, "shape": list, "update": str, "shards": list}
 
 
 class KeyPlacement(NamedTuple):
-    """A key's place. ``number``: of the key; ``shards``: by part the shard that holds it."""
+    """The placement of a key. ``number``: the key's; ``shards``: by part its shard."""
 
     number: int
     terms: Terms
@@ -42,7 +42,7 @@ class KeyPlacement(NamedTuple):
 
     @classmethod
     def from_text(cls, text: str | bytes, shards: int) -> KeyPlacement:
-        """Read a place in a store of so many shards. Raises ValueError for any other text."""
+        """Read a placement in a store of so many shards. Raises ValueError for any other text."""
         facts = json_object(read_json(text), _FACTS)
         shape, places = facts["shape"], facts["shards"]
         if not all(type(one) is int and one >= 0 for one in shape):
@@ -68,10 +68,9 @@ def ranges_of(terms: Terms) -> list[tuple[int, int]]:
 
 
 class PartPlacer:
-    """Spreads parts over shards: each one to the server with the fewest bytes, and there to the
-    shard with the fewest.
+    """Assigns each part to the server with the fewest bytes, and to its shard with the fewest.
 
-    So the largest load of a server is at most the mean and one part, while shards do not move.
+    So the load of a server is at most the mean and one part, as long as shards do not move.
     """
 
     def __init__(self, shards: int) -> None:
@@ -79,8 +78,11 @@ class PartPlacer:
         self._keys = 0
 
     def place(self, terms: Terms, update: str, epoch: int, heads: Sequence[int]) -> KeyPlacement:
-        """Return the place of a new key. ``epoch``: that in which this worker is the first one.
-        ``heads``: by shard its first server."""
+        """Return the placement of a new key.
+
+        ``epoch``: the one in which this worker is the first one. ``heads``: by shard its first
+        server.
+        """
         shards_of_parts = []
         by_server = dict.fromkeys(heads, 0)
         for server, load in zip(heads, self.loads, strict=True):
@@ -94,13 +96,15 @@ class PartPlacer:
             shards_of_parts.append(shard)
         return KeyPlacement(self.number(epoch), terms, update, tuple(shards_of_parts))
 
-    def note(self, placed: KeyPlacement) -> None:
-        """Count a key that another worker has placed."""
-        for shard, (begin, end) in zip(placed.shards, placed.ranges, strict=True):
+    def note(self, placement: KeyPlacement) -> None:
+        """Count the bytes of a key that another worker has placed."""
+        for shard, (begin, end) in zip(placement.shards, placement.ranges, strict=True):
             self.loads[shard] += end - begin
 
     def number(self, epoch: int) -> int:
-        """Return the number of a new key. An epoch has one first worker, so no two keys share it,
-        whichever worker makes them."""
+        """Return the number of a new key.
+
+        An epoch has one first worker, so no two keys of a store have the same number.
+        """
         self._keys += 1
         return epoch << _KEYS_BITS | self._keys - 1

@@ -1,8 +1,8 @@
 """A connection between two processes of a store: a communicator of two ranks of its own.
 
-So each pair has a transport, admission, deadlines and signs of loss, and a process that dies ends
-its own connections only. Short payloads travel with their header; longer ones follow it as a
-message of their own, and are received where they belong.
+So each pair has its own transport, admission, deadlines and loss detection, and a process that dies
+ends its own connections only. A short payload travels with its header. A longer one follows as a
+message of its own, which the receiver stores in the caller's memory.
 """
 
 from __future__ import annotations
@@ -32,31 +32,31 @@ from pycoll.ps.values.buffer_pool import BufferPool
 
 Bytes = npt.NDArray[np.uint8]
 
-#: Payloads up to this length travel with their header, at the price of one copy.
+#: Payloads up to this length, in bytes, travel with their header. That costs one copy.
 INLINE_BYTES = 16 << 10
 _HEAD_TAG, _PAYLOAD_TAG = 0, 1
-#: Of every transport (transport.h): the longest segment, and how many segments a channel holds
-#: before its sender waits.
+#: Limits of every transport (transport.h): the bytes of a segment, and the segments that a channel
+#: holds before its sender waits.
 _SEGMENT_BYTES, _SEGMENTS_MAX = 64 << 10, 4
-#: Seconds until a guest that has come too early tries again.
+#: Seconds until a guest retries while the host serves another guest.
 _RETRY_S = 0.01
-#: Words of errors by which transports tell the end of a process, or of its link.
+#: Words in errors of transports that show the end of a process, or of its link.
 _END_WORDS = ("closed", "ended", "is gone", "reset by")
 #: Segments are counted modulo 2**32 on the wire.
 _COUNT = 0xFFFFFFFF
-#: The bytes of payloads that a connection keeps for the next ones.
+#: The most unused bytes of payload buffers that a connection keeps for each size.
 _RECEIVED_BYTES = 16 << 20
-#: Buffers of so many lengths are kept for reuse.
+#: The most lengths of which a connection keeps send buffers.
 _LENGTHS_MAX = 8
 
 
 class Link:
     """One end of a connection. Threads: one receives; one at a time sends.
 
-    ``peer``: the rank of the process at the other end. Each message tells the peer how many
-    segments this end has taken. A message for which the channel certainly has space is sent
-    by its caller, and no other one: the engine's thread for asynchronous sends need not wake up,
-    and a peer that stands still holds up no caller.
+    ``peer``: the rank of the process at the other end. Each message carries the number of segments
+    that its sender has received, so both ends know a lower bound of the channel's space. The caller
+    sends a message itself only if the channel certainly has space; the engine's thread sends all
+    others. So most sends wake no thread, and no caller waits for a stopped peer.
     """
 
     def __init__(self, comm: Communicator, peer: int) -> None:
@@ -64,14 +64,14 @@ class Link:
         self._comm = comm
         self._native = comm._native
         self._other = 1 - comm.rank
-        #: Messages under way; a payload's memory must stay until its message has been sent.
+        #: Asynchronous sends with the owners of their memory, which must live until they are done.
         self._sending: deque[tuple[Any, Any]] = deque()
         self._sent = 0
-        #: How many segments this end has taken, and how many the peer has, as far as it has told.
+        #: The segments that this end has received, and those that the peer has reported.
         self._taken = 0
         self._taken_by_peer = 0
-        #: By length a buffer for a message, and the call that sends it, which runs no Python when
-        #: it is repeated.
+        #: By length a buffer for a message, and the bound call that sends it. A repeated call runs
+        #: no Python code.
         self._send_buffers: dict[int, tuple[memoryview, Callable[[], None]]] = {}
         self._receive_buffer = memoryview(bytearray(HEAD_BYTES + INLINE_BYTES))
         self._receive_view = _core.view(self._receive_buffer)
@@ -83,7 +83,7 @@ class Link:
         return self._native.transport_of(self._other)
 
     def send(self, message: Message) -> None:
-        """Start to send. Raises PeerLostError and the other errors of a communicator."""
+        """Begin to send a message. Raises PeerLostError and the other errors of a communicator."""
         payload = message.payload
         data = None if payload is None else memoryview(payload).cast("B")
         nbytes = 0 if data is None else data.nbytes
@@ -106,12 +106,12 @@ class Link:
             self._post(_core.view(np.frombuffer(data, np.uint8)), _PAYLOAD_TAG, payload)
 
     def _take_buffer(self, length: int) -> tuple[memoryview, Callable[[], None]]:
-        """Take a buffer of this length, or make one; ``send`` puts it back once it is free."""
+        """Take a buffer of this length, or make one; ``send`` puts it back when it is free."""
         buffer = self._send_buffers.pop(length, None)
         if buffer is None:
             if len(self._send_buffers) >= _LENGTHS_MAX:
                 self._send_buffers.clear()
-            # NumPy's memory may be such that peers read it in place, which an answer must await.
+            # Peers may read memory that NumPy allocates in place, and a send then waits for them.
             memory = memoryview(bytearray(length))
             array = np.frombuffer(memory, np.uint8)
             buffer = memory, self._comm.send.bind(array, self._other, tag=_HEAD_TAG)
@@ -123,18 +123,18 @@ class Link:
             self._sending.append((work, owner))
 
     def release_sent(self) -> None:
-        """Forget messages that have been sent. Raises the errors of those that failed."""
+        """Release the memory of completed sends. Raises the errors of failed ones."""
         while self._sending and self._sending[0][0].done():
             self._sending.popleft()[0].wait()
 
     def receive(
-        self, timeout_s: float, place: Callable[[Message, int], Bytes | None]
+        self, timeout_s: float, destination: Callable[[Message, int], Bytes | None]
     ) -> Message | None:
         """Return the next message; None if none begins to come within ``timeout_s`` seconds.
 
-        ``place`` returns the memory for the payload of a message, of exactly so many bytes; None
-        leaves the choice to this function. Raises PeerLostError where the peer is gone, and
-        TransportError for bytes that no peer sends.
+        ``destination`` returns memory of exactly so many bytes for the payload of a message, or
+        None; then this method allocates it. Raises PeerLostError if the peer is gone, and
+        TransportError for malformed bytes.
         """
         length = self._native.recv_within(self._receive_view, self._other, _HEAD_TAG, timeout_s)
         if length is None:
@@ -149,7 +149,7 @@ class Link:
         if inline != (0 if is_separate else nbytes):
             raise self._malformed(f"{inline} bytes with a header of {nbytes}")
         self._taken_by_peer += (taken - self._taken_by_peer) & _COUNT
-        payload: Any = place(message, nbytes) if nbytes else None
+        payload: Any = destination(message, nbytes) if nbytes else None
         if is_separate:
             if payload is None:
                 payload = self._buffers.take(nbytes)
@@ -165,7 +165,7 @@ class Link:
         return TransportError(f"rank {self.peer} sent {what}, which is no message of a store")
 
     def close(self) -> None:
-        """Close this end. The peer's calls raise PeerLostError, if they do not know of the end."""
+        """Close this end. Calls of the peer raise PeerLostError from then on."""
         self._comm.close()
         while self._sending:
             try:
@@ -175,15 +175,15 @@ class Link:
 
 
 def _segments_of(nbytes: int, is_separate: bool) -> int:
-    """Return how many segments a message with such a payload takes."""
+    """Return the number of segments of a message with such a payload."""
     return 1 - nbytes // -_SEGMENT_BYTES if is_separate else 1
 
 
 class Connector(NamedTuple):
-    """The ranks among which links are made, and how they meet.
+    """Connects this rank with other ranks of a store.
 
-    ``key``: known to these ranks only. ``meetings``: by rank where it can be met from other
-    machines, for the ranks that offer that. ``tuning``: the text by which they choose algorithms.
+    ``key``: the secret of these ranks. ``meetings``: by rank its address for other machines, if it
+    has one. ``tuning``: the text by which the communicators choose algorithms.
     """
 
     rank: int
@@ -198,8 +198,8 @@ class Connector(NamedTuple):
     ) -> Communicator:
         """Connect ranks ``host`` and ``guest``, one of which is this one.
 
-        ``purpose`` tells several links of a pair apart. The host offers the place, which is
-        ``listener`` between machines. Raises the errors of ``init``.
+        ``purpose``: tells several links of a pair apart. ``listener``: on a host, where guests of
+        other machines arrive; None on one machine. Raises the errors of ``init``.
         """
         job, key = self.rendezvous_of(host, guest, purpose)
         place = int(self.rank != host)
@@ -207,11 +207,11 @@ class Connector(NamedTuple):
         if host not in self.meetings:
             exchange = join_unix(job, place, 2, limit, key)
         elif listener is not None and place == 0:
-            # The store owns its listener, and the caller closes the other one.
+            # The exchange closes its own copy of the listener; the caller keeps the other one.
             exchange = serve_store(listener.dup(), job, key, job, 2, limit)
         else:
             exchange = self._meet(host, key, job, limit)
-        # The ends of a link are equals, whatever their roles in the job are.
+        # Both ends of a link are plain ranks, whatever their roles in the job are.
         config = self.config._replace(role=WORKER, rank=None, size=None)
         try:
             connected = connect(
@@ -231,28 +231,28 @@ class Connector(NamedTuple):
         return Communicator(joined._replace(oversubscription=shared), config, job)
 
     def rendezvous_of(self, host: int, guest: int, purpose: str) -> tuple[str, bytes]:
-        """Return the name and the key of the meeting at which two ranks make a link."""
+        """Return the name and the key of the rendezvous at which two ranks make a link."""
         job = f"{purpose} {host}-{guest}"
         return job, hmac.digest(self.key, job.encode(), "sha256")
 
     def _meet(self, host: int, key: bytes, job: str, limit: Deadline) -> StoreExchange:
-        """Meet a host of another machine, which makes its links one after another at one place."""
+        """Meet a host of another machine, which serves its guests one after another."""
         where = place_of(self.meetings[host], self.config)
         while True:
             try:
                 return StoreExchange(where, key, job, 1, 2, limit)
             except InvalidArgumentError:
-                # The host meets the guest of an earlier link there.
+                # The host serves another guest now.
                 if limit.remaining() <= _RETRY_S:
                     raise
                 time.sleep(_RETRY_S)
 
 
 def has_ended(error: PycollError) -> bool:
-    """Return whether an error of a link shows that the peer takes part in nothing any more.
+    """Return whether an error of a link shows that the peer's process or its link has ended.
 
-    The kernel of the peer's host has then told the end of its process or of its link. Silence is no
-    such sign: the peer may run on where this host does not reach it.
+    Then the kernel of the peer's host has reported the end. Silence shows no end: the peer may run
+    on, and this host not reach it.
     """
     return any(sign in (error.how or "") for sign in _END_WORDS)
 
@@ -265,7 +265,7 @@ def meeting_text(config: Config, listener: socket.socket) -> bytes:
 def pairs_of(workers: Sequence[int], servers: Sequence[int]) -> list[tuple[int, int, str]]:
     """Return all links as (host, guest, purpose), in the order in which every rank makes its own.
 
-    One order for all ranks keeps them from waiting for each other in a circle.
+    All ranks use one order, so there is no cyclic wait.
     """
     made = []
     for turn in range(len(workers)):

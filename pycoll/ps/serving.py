@@ -1,4 +1,4 @@
-"""The life of a server: it joins the job, serves, and ends with the workers."""
+"""The public functions ``serve``, ``serve_store`` and ``connect``."""
 
 from __future__ import annotations
 
@@ -130,13 +130,13 @@ def serve_store(
     """
 
     def terms() -> Terms:
-        found = check_terms(servers, replicas, consistency, shards, comm.size)
-        if comm.rank not in found.servers:
+        checked = check_terms(servers, replicas, consistency, shards, comm.size)
+        if comm.rank not in checked.servers:
             raise InvalidArgumentError(
-                f"servers is {list(found.servers)} without rank {comm.rank}, which called "
+                f"servers is {list(checked.servers)} without rank {comm.rank}, which called "
                 "serve_store(): call connect(comm) on the workers"
             )
-        return found
+        return checked
 
     Opening(comm, True, terms).open_server().run()
 
@@ -211,7 +211,7 @@ def _open_store(base: Communicator, terms: Callable[[], Terms | None]) -> Store:
 
 
 def _refuse_other_arguments(what: str, given: dict[str, Any]) -> None:
-    """Raise InvalidArgumentError for arguments that have no meaning next to a ticket."""
+    """Raise InvalidArgumentError for arguments that have no meaning with a ticket."""
     names = [name for name, value in given.items() if value is not None]
     if names:
         raise InvalidArgumentError(
@@ -237,13 +237,13 @@ def _join_request(worker: Any, replicas: Any, consistency: Any) -> JoinRequest:
 
 def _serve_with_ticket(ticket: str, config: Config) -> int:
     """Join a running store as a server, and serve it until its workers have left."""
-    with join_store(ticket, JoinRequest(True), config) as arrival:
-        terms = Terms.from_list(arrival.context.terms)
-        rank, workers = arrival.newcomer.rank, arrival.workers
-        machine = make_server(config, rank, arrival.view, workers, terms)
-        machine.gone.update(arrival.gone)
-        machine.expect(arrival.newcomer.serial)
-        server = ServerThreads(machine, arrival.links, arrival.context, is_new=True)
+    with join_store(ticket, JoinRequest(True), config) as joined:
+        terms = Terms.from_list(joined.context.terms)
+        rank, workers = joined.newcomer.rank, joined.workers
+        machine = make_server(config, rank, joined.view, workers, terms)
+        machine.gone.update(joined.gone)
+        machine.expect(joined.newcomer.serial)
+        server = ServerThreads(machine, joined.links, joined.context, is_new=True)
     server.run()
     return 0
 
@@ -252,12 +252,12 @@ def _join_with_ticket(ticket: str, request: JoinRequest) -> Store:
     """Join a running store as a worker, and return it."""
     config = world._settings()
     deadline = time.monotonic() + config.init_timeout_s
-    with join_store(ticket, request, config) as arrival:
-        terms = Terms.from_list(arrival.context.terms)
-        newcomer = arrival.newcomer
-        machine = make_client(config, newcomer.rank, arrival.view, terms, newcomer.first)
-        machine.expect(newcomer, arrival.servers)
-        links = WorkerLinks(machine, arrival.links, arrival.context)
+    with join_store(ticket, request, config) as joined:
+        terms = Terms.from_list(joined.context.terms)
+        newcomer = joined.newcomer
+        machine = make_client(config, newcomer.rank, joined.view, terms, newcomer.first)
+        machine.expect(newcomer, joined.servers)
+        links = WorkerLinks(machine, joined.links, joined.context)
         if not links.wait_connected(deadline):
             raise TimeoutError(
                 f"servers {sorted(machine.expected)} have not connected with this worker within "
@@ -265,14 +265,14 @@ def _join_with_ticket(ticket: str, request: JoinRequest) -> Store:
                 ranks=sorted(machine.expected),
                 operation="ps",
             )
-        workers = tuple(sorted({newcomer.rank, *arrival.workers, *arrival.gone}))
+        workers = tuple(sorted({newcomer.rank, *joined.workers, *joined.gone}))
         store = Store(links, (newcomer.rank, workers), terms.consistency, config.timeout_s)
         store._join()
     return store
 
 
 def _serve_store_of_job(base: Communicator) -> Callable[[], None]:
-    """Take part, as a server of a job, in opening a store; return the function that serves it."""
+    """Open a store as a server of a job; return the function that serves it."""
     return Opening(base, True, lambda: None).open_server().run
 
 

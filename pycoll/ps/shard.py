@@ -1,8 +1,8 @@
 """The state of a shard, and the updates that change it; the same updates make the same state.
 
-A shard holds parts of arrays, texts by name, the clocks of the workers, and for each worker the
-number of its newest update. It reads no clock and uses no randomness, so all servers of a chain
-that apply the same updates in the same order hold the same state, bit for bit.
+A shard holds parts of arrays, texts by name, the clocks of the workers, and the number of each
+worker's newest update. It is a deterministic state machine: all servers of a chain that apply the
+same updates in the same order hold the same state, bit for bit.
 
 The clock of a worker for a part counts the rounds that it has ended there: by a CLOCK, which ends a
 round for all parts, or by a push with the flag LAST, which ends it for one. The version of a part
@@ -21,8 +21,8 @@ from pycoll.untrusted import json_object, read_json
 
 #: The most names of a shard's texts.
 TEXTS_MAX = 1 << 16
-#: Of each worker the newest pushes that came too late are known. Those whose answers a server may
-#: have lost are among them, since a worker has few pushes under way.
+#: The most late pushes that a shard remembers of each worker. It exceeds the window of a worker, so
+#: a repeated push that was late is among them.
 LATE_MAX = 256
 #: The members of the text of a RESTORE with the flag ALL.
 _RESTORED = {"clocks": dict, "version": int, "optimizer": str}
@@ -33,59 +33,59 @@ _OPEN_ROUND = (
 
 
 class Arithmetic(Protocol):
-    """The values of a shard: whole numbers in a simulation, arrays on servers."""
+    """Operations on the values of a shard: arrays on servers, whole numbers in simulations."""
 
     def load(self, rule: int, payload: Any) -> Any:
-        """Return the value of a new part. Raises ValueError for bytes that are none."""
+        """Return the value of a new part. Raises ValueError for malformed bytes."""
 
     def refusal(self, rule: int, value: Any, payload: Any) -> str:
-        """Return why the payload is no push of this part, or an empty text."""
+        """Return why the payload does not fit this part, or an empty text."""
 
     def apply(self, rule: int, value: Any, pushes: Sequence[Any], workers: int) -> Any:
-        """Return the value after the pushes, which are in rank order, of so many workers.
+        """Return the value after pushes of so many workers, which are in rank order.
 
-        The value that was passed is not used again. An earlier result of ``read`` stays as it is.
+        The caller does not use the passed value again. Earlier results of ``read`` do not change.
         """
 
     def steps(self, value: Any) -> bool:
-        """Return whether an optimizer steps the value by what is pushed."""
+        """Return whether pushes step the value by an optimizer."""
 
     def set_optimizer(self, rule: int, value: Any, form: Any) -> Any:
-        """Return the value that steps by the optimizer of this form.
+        """Return the value with the optimizer that these bytes describe.
 
         Raises ValueError for a wrong form.
         """
 
     def read(self, rule: int, value: Any, query: Any) -> Any:
-        """Return the payload that tells the value, or what the payload ``query`` asks of it.
+        """Return the value as a payload, or the part of it that ``query`` names.
 
-        Raises ValueError for a payload that asks for nothing there is.
+        Raises ValueError for a malformed query.
         """
 
     def nbytes(self, value: Any) -> int:
         """Return the bytes that a value takes."""
 
     def pieces(self, value: Any) -> Sequence[Any]:
-        """Return payloads that hold all of the value, for a server that is filled."""
+        """Return payloads that hold the whole value, for a snapshot."""
 
     def join(self, rule: int, pieces: Sequence[Any]) -> Any:
-        """Return the value of which ``pieces`` made these payloads.
+        """Return the value from the payloads that ``pieces`` made.
 
         Raises ValueError for other payloads.
         """
 
     def restore(self, rule: int, value: Any, place: int, payload: Any) -> Any:
-        """Return the value with a piece of an earlier one, which ``place`` tells apart.
+        """Return the value with one piece of a saved value. ``place``: the number of the piece.
 
         Raises ValueError for other payloads.
         """
 
 
 class Part:
-    """A part of an array. ``clocks``: of workers that ended rounds of this part alone.
+    """A part of an array. ``clocks``: by worker the rounds that it ended for this part alone.
 
-    ``pending``: by round and worker the pushes that wait for the end of the round. ``uses``: the
-    pushes and pulls that this server has seen.
+    ``pending``: by round and worker the pushes of rounds that have not ended. ``uses``: the number
+    of pushes and pulls on this server.
     """
 
     __slots__ = ("clocks", "pending", "rule", "uses", "value", "version")
@@ -102,7 +102,7 @@ class Part:
 class Effect(NamedTuple):
     """The result of an update. ``flags``: of the DONE. ``version``: of the part, or of the shard.
 
-    ``refusal``: why it was no update of this shard, for the worker's error.
+    ``refusal``: why the shard refused the update, for the worker's error; empty if it did not.
     """
 
     flags: int = 0
@@ -111,7 +111,7 @@ class Effect(NamedTuple):
 
 
 class Counts:
-    """Counters of a shard since the server began; they are no part of the replicated state."""
+    """Counters of a shard since its server began. They are not part of the replicated state."""
 
     def __init__(self) -> None:
         self.pushes = 0
@@ -122,7 +122,7 @@ class Counts:
 
 
 class Shard:
-    """The state of a shard. ``live``: the workers that take part, in rank order."""
+    """The state of a shard. ``live``: the workers that count in rounds, in rank order."""
 
     def __init__(
         self, consistency: Consistency, workers: Iterable[int], arithmetic: Arithmetic
@@ -131,27 +131,27 @@ class Shard:
         self.live = sorted(workers)
         self.clocks = dict.fromkeys(self.live, 0)
         self.applied = dict.fromkeys(self.live, 0)
-        #: By worker the numbers of its newest pushes that came too late for their round.
+        #: By worker the numbers of its newest late pushes: those that came after their round.
         self.late: dict[int, list[int]] = {}
         self.parts: dict[tuple[int, int], Part] = {}
         self.texts: dict[str, str] = {}
-        #: By number the names of keys and tables with parts here, for figures.
+        #: By number the names of keys and tables with parts in this shard, for figures.
         self.names: dict[int, str] = {}
-        #: The form of the optimizer of all keys; empty for none.
+        #: The optimizer of all keys in its serialized form; empty for none.
         self.optimizer = b""
         #: The number of rounds that enough workers have ended by their clocks.
         self.version = 0
-        #: The first worker that is gone from a store that cannot go on without one.
+        #: The first worker that is gone from a store that needs all workers, or None.
         self.lost: int | None = None
-        #: By worker the newest cut that it has begun. Cuts are numbered from 1.
+        #: By worker the number of its newest cut, from 1.
         self.cuts = dict.fromkeys(self.live, 0)
         #: The newest cut that all live workers have begun.
         self.cut = 0
         #: The worker that writes the values of the newest cut.
         self.writer = 0
-        #: How often the workers that take part have changed; so it tells their first ones apart.
+        #: How often a worker has left. No two first workers have the same epoch.
         self.epoch = 0
-        #: The newest cut that shall have no values, and the reason.
+        #: The newest cut that the shard refuses, and the reason.
         self.refused_cut = (0, "")
         self.counts = Counts()
         self.arithmetic = arithmetic
@@ -243,7 +243,7 @@ class Shard:
             part.value = self.arithmetic.apply(part.rule, part.value, pushes, 1)
             flags = STEPPED if self.arithmetic.steps(part.value) else 0
         elif push.round < max(part.version, self.clock_of(push.worker, part)):
-            # The round has ended, or this worker's earlier process has pushed in it.
+            # The round has ended, or the worker's earlier process has pushed in it.
             self.counts.dropped += 1
             self.late[push.worker] = [*self.late.get(push.worker, ()), push.seq][-LATE_MAX:]
             flags = DROPPED
@@ -259,7 +259,7 @@ class Shard:
         if worker not in self.live:
             return
         if not self.consistency.survives_workers and not has_only_joined(self.applied[worker]):
-            # The rounds of this shard cannot end any more; those that have ended can be read.
+            # The open rounds of this shard cannot end any more. Ended ones remain readable.
             self.lost = worker if self.lost is None else self.lost
             return
         self.live.remove(worker)
@@ -271,7 +271,7 @@ class Shard:
         self._end_cut()
 
     def _discard(self, worker: int) -> None:
-        """Drop what a worker that is gone pushed in rounds that have not ended."""
+        """Drop the pushes of a gone worker in rounds that have not ended."""
         for part in self.parts.values():
             for round_number, by in list(part.pending.items()):
                 self.counts.dropped += len(by.pop(worker, ()))
@@ -279,13 +279,13 @@ class Shard:
                     del part.pending[round_number]
 
     def _join(self, update: Message) -> Effect:
-        """Let a new worker take part, or a new process of one that is gone.
+        """Count a new worker, or a new process of a worker that is gone.
 
-        It begins at the version of the shard and of each part, behind all rounds in which an
-        earlier process of it has pushed.
+        It begins at the version of the shard and of each part, and after all rounds in which its
+        earlier process has pushed.
         """
         worker = update.worker
-        # The news that its earlier process is gone may have been lost with a server.
+        # A lost server may not have numbered the LEAVE of the worker's earlier process.
         self._leave(worker)
         if refusal := self._refusal_of_join():
             return Effect(refusal=refusal)
@@ -316,13 +316,13 @@ class Shard:
             )
         return ""
 
-    # Cuts and what was restored
+    # Cuts and restored states
 
     def _cut(self, update: Message) -> None:
         self.cuts[update.worker] = max(self.cuts[update.worker], update.round)
         if update.payload is not None and update.round > self.refused_cut[0]:
             self.refused_cut = (update.round, bytes(update.payload).decode("utf-8", "replace"))
-        # With Backup, rounds may end without this worker from now on.
+        # With Backup, a cut can lower the number of workers that end a round.
         self._advance_all()
         self._end_cut()
 
@@ -335,27 +335,29 @@ class Shard:
                 self.refused_cut = (reached, _OPEN_ROUND)
 
     def _has_open_round(self) -> bool:
-        """Return whether a worker that takes part has pushed in a round that has not ended."""
+        """Return whether a live worker has pushed in a round that has not ended."""
         live = set(self.live)
         rounds = (by for part in self.parts.values() for by in part.pending.values())
         return any(live & by.keys() for by in rounds)
 
     def is_first(self, worker: int) -> bool:
-        """Return whether the worker is the first one that takes part."""
+        """Return whether the worker is the first live one."""
         return worker == self._first_worker()
 
     def _first_worker(self) -> int:
-        """Return the first worker. One that has joined later follows all earlier ones, so no worker
-        loses this place while it lives."""
+        """Return the first live worker, ordered by time of joining and then by rank.
+
+        So a worker that joins never replaces a live first worker.
+        """
         return min(self.live, key=lambda one: (self.applied[one] >> 32, one), default=-1)
 
     @property
     def is_cutting(self) -> bool:
-        """Whether some workers have begun a cut that others still have to begin."""
+        """Whether some workers have begun a cut that others have not begun yet."""
         return any(self.is_ahead(worker) for worker in self.live)
 
     def is_ahead(self, worker: int) -> bool:
-        """Return whether the worker has begun a cut that others still have to begin."""
+        """Return whether the worker has begun a cut that others have not begun yet."""
         return self.lost is None and self.cuts.get(worker, 0) > self.cut
 
     def last_to_cut(self) -> tuple[int, int]:
@@ -383,7 +385,7 @@ class Shard:
     # Clocks and versions
 
     def clock_of(self, worker: int, part: Part | None) -> int:
-        """Return the number of rounds that the worker has ended, of this part or of all."""
+        """Return the number of rounds that the worker has ended, of this part or of the shard."""
         clock = self.clocks.get(worker, 0)
         return clock if part is None else max(clock, part.clocks.get(worker, 0))
 
@@ -397,8 +399,8 @@ class Shard:
     def _workers_needed(self) -> int:
         """Return how many workers end a round.
 
-        Workers that have begun a cut wait for the others. With Backup some of these may be late,
-        and fewer than end a round: then a round ends when all of them have ended it.
+        Workers that have begun a cut wait for the others. With Backup, the others may be fewer than
+        end a round. Then a round ends when all of them have ended it.
         """
         needed = self.consistency.needed(len(self.live))
         if self.consistency.share == 1:
@@ -408,7 +410,7 @@ class Shard:
 
     @property
     def newest_version(self) -> int:
-        """The number of rounds that enough workers have ended, for all parts or one alone."""
+        """The highest version of the shard and of its parts."""
         return max([self.version, *(part.version for part in self.parts.values())])
 
     def _advance_all(self) -> None:
@@ -428,11 +430,11 @@ class Shard:
             part.version += 1
 
     def may_proceed(self, worker: int, part: Part | None) -> bool:
-        """Return whether the worker may go on: it is not too far ahead of the others."""
+        """Return whether the worker is at most ``staleness`` clocks ahead, so that it may go on."""
         return self.lacks(worker, part) == 0
 
     def lacks(self, worker: int, part: Part | None) -> int:
-        """Return by how many clocks others are too late for the worker to go on; 0 for none."""
+        """Return how many clocks the version lacks before the worker may go on; 0 if it may."""
         staleness = self.consistency.staleness
         if staleness is None:
             return 0

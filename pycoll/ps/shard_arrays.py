@@ -1,7 +1,7 @@
-"""Values that are arrays: how pushes are folded, with the bits of a deterministic all_reduce.
+"""Values that are arrays: pushes are folded with the bits of a deterministic all_reduce.
 
-A part's value is an array of one axis. Pushes arrive as bytes. Sums run in the native kernels, in
-rank order. A mean is divided once, in the form that all_reduce uses for the type.
+A part's value is an array of one axis, and a push is its bytes. The native kernels add pushes in
+rank order. A mean is one division of the sum, as all_reduce divides for the type.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Array = npt.NDArray[Any]
 #: How pushes change a value, by the word of ``Store.init``. "sum" and "mean" replace it.
 UPDATES = {"add": 0, "sum": 1, "mean": 2}
 ADD, SUM, MEAN = UPDATES.values()
-#: The kernels fold this many arrays at once.
+#: The number of arrays that one call of a kernel folds.
 _SOURCES_MAX = 4
 _NARROW = frozenset({DType.FLOAT16, DType.BFLOAT16, DType.FLOAT8_E4M3, DType.FLOAT8_E5M2})
 
@@ -37,14 +37,14 @@ def rule_of(update: str, dtype: int) -> int:
     return UPDATES[update] | dtype << 8
 
 
-#: The types that optimizers step; narrow ones are stepped as float32, with such a state.
+#: The types that optimizers step. Narrow ones are stepped as float32, with float32 state.
 _STEPPED = frozenset({DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64})
-#: The steps that a part took, ahead of the form of its optimizer.
+#: The number of steps of a part, ahead of its serialized optimizer.
 STATE = struct.Struct("<Q")
 
 
 class ArrayValue:
-    """A part's value. ``states``: of its optimizer; ``steps``: how many it took."""
+    """A part's value. ``states``: the arrays of its optimizer; ``steps``: its steps so far."""
 
     __slots__ = ("optimizer", "states", "steps", "storage")
 
@@ -60,7 +60,7 @@ class ArrayValue:
         return self.storage.array
 
     def set_optimizer(self, optimizer: Optimizer) -> None:
-        """Step by this optimizer from now on. The state stays where it has the same form."""
+        """Step by this optimizer from now on. State of the same form is kept."""
         old, self.optimizer = self.optimizer, optimizer
         if old is not None and (old.name, old.states) == (optimizer.name, optimizer.states):
             return
@@ -87,18 +87,17 @@ class ArrayValues:
     """The arithmetic of arrays; see ``shard.Arithmetic``."""
 
     def load(self, rule: int, payload: Any) -> ArrayValue:
-        """Return the value of a new part. Raises ValueError for a type that there is not."""
+        """Return the value of a new part. Raises ValueError for an unknown type."""
         return ArrayValue(as_type(payload, rule >> 8).copy())
 
     def set_optimizer(self, rule: int, value: ArrayValue, optimizer: Optimizer) -> ArrayValue:
-        """Return the value that steps by this optimizer, if its pushes are added and its type has
-        fractions; any other value stays as it is."""
+        """Return the value with this optimizer, or unchanged if optimizers do not step its type."""
         if takes_optimizer(rule):
             value.set_optimizer(optimizer)
         return value
 
     def refusal(self, rule: int, value: ArrayValue, payload: Any) -> str:
-        """Return why the payload is no push of this part, or an empty text."""
+        """Return why the payload does not fit this part, or an empty text."""
         given = 0 if payload is None else memoryview(payload).nbytes
         if given != value.array.nbytes:
             return f"a push of {given} bytes for a part of {value.array.nbytes} bytes"
@@ -116,7 +115,7 @@ class ArrayValues:
             value.step(slope if is_one else mean(slope, arrays, workers, dtype))
             return value
         old = value.array
-        # The elements of an answer that is being sent must not change.
+        # writable() copies the array if an answer that is being sent shows it.
         target = value.storage.writable()
         if rule & 0xFF == ADD:
             fold(target, [old, *arrays], dtype)
@@ -127,7 +126,7 @@ class ArrayValues:
         return value
 
     def read(self, rule: int, value: ArrayValue, query: Any = None) -> Array:
-        """Return the bytes of the value. They stay as they are while this object exists."""
+        """Return the bytes of the value. They do not change while the returned array exists."""
         return value.storage.view()
 
     def nbytes(self, value: ArrayValue) -> int:
@@ -135,14 +134,14 @@ class ArrayValues:
         return value.array.nbytes + sum(one.array.nbytes for one in value.states)
 
     def pieces(self, value: ArrayValue) -> Sequence[Any]:
-        """Return the payloads of a value: its elements, and what its optimizer keeps."""
+        """Return the payloads of a value: its elements, and the optimizer with its state."""
         if value.optimizer is None:
             return (value.storage.view(),)
         kept = STATE.pack(value.steps) + value.optimizer.to_bytes()
         return (value.storage.view(), kept, *(one.view() for one in value.states))
 
     def join(self, rule: int, pieces: Sequence[Any]) -> ArrayValue:
-        """Return the value of which ``pieces`` made these payloads."""
+        """Return the value from the payloads that ``pieces`` made."""
         if not pieces:
             raise ValueError("a value of no pieces")
         value = self.load(rule, pieces[0])
@@ -153,8 +152,10 @@ class ArrayValues:
         return value
 
     def restore(self, rule: int, value: ArrayValue, place: int, payload: Any) -> ArrayValue:
-        """Return the value with one of the payloads of ``pieces`` after the first, by its number
-        from 1: what the optimizer keeps, and then its states."""
+        """Return the value with one payload of ``pieces``.
+
+        ``place``: its number, 1 for the steps and the optimizer, and then those of the states.
+        """
         if place == 1:
             kept = bytes(payload)
             value.set_optimizer(Optimizer.from_bytes(kept[STATE.size :]))
@@ -173,7 +174,7 @@ def takes_optimizer(rule: int) -> bool:
 
 
 def as_type(payload: Any, dtype: int) -> Array:
-    """Return the bytes as elements. Raises ValueError where they are none of that type."""
+    """Return the bytes as elements. Raises ValueError if they do not fit the type."""
     if not 0 <= dtype < len(ITEM_BYTES):
         raise ValueError(f"{dtype} is no element type")
     data = np.frombuffer(b"" if payload is None else payload, np.uint8)
@@ -189,7 +190,7 @@ def fold(target: Array, arrays: Sequence[Array], dtype: int) -> Array:
         target[...] = arrays[0]
         return target
     op = ReduceOp.BOR if dtype == DType.BOOL else ReduceOp.SUM
-    # The types that round in each step are folded one by one.
+    # Narrow types round after each addition, so they are folded one by one.
     step = 1 if dtype in _NARROW else _SOURCES_MAX - 1
     view, total = _core.view(target), _core.view(arrays[0])
     for first in range(1, len(arrays), step):
@@ -209,7 +210,7 @@ def mean(target: Array, arrays: Sequence[Array], workers: int, dtype: int) -> Ar
     if dtype in INTEGERS:
         target[...] = _whole_mean(arrays, workers)
     elif dtype in _NARROW:
-        # The sum of many values would leave the range of the type: it is kept small by 2**-k.
+        # Scaling by 2**-k keeps the sum inside the range of the type.
         factor = np.float32(2.0 ** -(workers - 1).bit_length())
         scaled = [one.astype(np.float32) * factor for one in arrays]
         total = fold(scaled[0], scaled, DType.FLOAT32)
@@ -222,8 +223,10 @@ def mean(target: Array, arrays: Sequence[Array], workers: int, dtype: int) -> Ar
 
 
 def _whole_mean(arrays: Sequence[Array], workers: int) -> Array:
-    """Return the means of whole numbers: quotients and remainders are added apart, so that no sum
-    leaves 64 bits."""
+    """Return the means of whole numbers.
+
+    Quotients and remainders are added separately, so no sum exceeds 64 bits.
+    """
     wide = np.uint64 if arrays[0].dtype == np.uint64 else np.int64
     count = wide(workers)
     quotients = np.zeros(arrays[0].shape, wide)
@@ -234,6 +237,6 @@ def _whole_mean(arrays: Sequence[Array], workers: int) -> Array:
         rests += rest
     more, rest = np.divmod(rests, count)
     quotients += more
-    # divmod rounds down; below zero that is away from zero.
+    # divmod rounds down, and the mean rounds towards zero.
     quotients[(quotients < 0) & (rest != 0)] += wide(1)
     return quotients

@@ -1,8 +1,8 @@
-"""A shard as a sequence of messages, by which a server fills another one.
+"""A snapshot of a shard as a sequence of messages, by which a server fills another one.
 
-The first pieces hold one JSON text of all that is no value: clocks, numbers, texts and the list of
-parts. A piece per value follows, in the order of that list, and then the pushes that wait for the
-end of their round. The last piece has the flag END.
+The first pieces hold one JSON text of clocks, numbers, texts and the list of parts. For each part
+of that list follow the pieces of its value, and then its pushes of open rounds. The last piece has
+the flag END.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from pycoll.ps.messages import TEXT_BYTES_MAX, Kind, Message
 from pycoll.ps.shard import Part, Shard
 from pycoll.untrusted import json_object, read_json
 
-#: Flags of a PIECE. KEPT: it is of the shard as it was at the newest cut.
+#: Flags of a PIECE. META: a piece of the text. END: the last piece. KEPT: a piece of the shard at
+#: the newest cut.
 META, END, KEPT = 1, 2, 4
 
 #: The members of the text, and of each of its parts.
@@ -48,17 +49,17 @@ PART_FACTS = {
 
 
 def pieces_of(shard: Shard, lsn: int) -> Iterator[Message]:
-    """Yield the messages that hold the shard after update ``lsn``."""
+    """Yield the messages of a snapshot of the shard after update ``lsn``."""
     parts, payloads = [], []
     for (key, number), part in sorted(shard.parts.items()):
         values = list(shard.arithmetic.pieces(part.value))
         payloads += values
-        cut_pieces = [
+        open_pushes = [
             (round_number, who, one)
             for round_number, by in sorted(part.pending.items())
             for who, one in sorted(by.items())
         ]
-        for _, _, pushes in cut_pieces:
+        for _, _, pushes in open_pushes:
             payloads += pushes
         parts.append(
             {
@@ -69,7 +70,7 @@ def pieces_of(shard: Shard, lsn: int) -> Iterator[Message]:
                 "clocks": part.clocks,
                 "values": len(values),
                 "pending": [
-                    [round_number, who, len(pushes)] for round_number, who, pushes in cut_pieces
+                    [round_number, who, len(pushes)] for round_number, who, pushes in open_pushes
                 ],
             }
         )
@@ -99,9 +100,9 @@ def pieces_of(shard: Shard, lsn: int) -> Iterator[Message]:
 
 
 class SnapshotReader:
-    """Takes the pieces, and fills the shard when the last one has come.
+    """Collects the pieces, and fills the shard when the last one has come.
 
-    ``cut_pieces``: the pieces of the shard as it was at the newest cut.
+    ``cut_pieces``: the pieces of the shard at the newest cut.
     """
 
     def __init__(self, shard: Shard) -> None:
@@ -111,7 +112,7 @@ class SnapshotReader:
         self.cut_pieces: list[Message] = []
 
     def take(self, piece: Message) -> bool:
-        """Take the next piece; return whether the shard is filled now.
+        """Take the next piece; return True if it was the last one, so that the shard is filled.
 
         Raises ValueError for pieces that ``pieces_of`` did not make.
         """

@@ -1,9 +1,8 @@
-"""Running servers and stores, for ``pycoll ps``: each one can be reached at a unix socket.
+"""The status of servers, and commands to them, for ``pycoll ps``. Each server has two unix sockets.
 
-The socket has an abstract name with the process's id, so it needs no file and ends with the
-process. Only processes of the same user get an answer. A server sends its status to each
-connection and closes it. At a second socket it reads one command of a connection, and answers when
-it is done.
+The sockets have abstract names with the id of the process, so they need no files and end with the
+process. Only processes of the same user get an answer. At the first socket a server sends its
+status to each connection. At the second one it reads a command, and answers when it is done.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from pycoll.untrusted import json_object, read_json
 
 #: The longest status, in bytes.
 _STATUS_BYTES_MAX = 1 << 20
-#: Seconds that one end of the socket waits for the other.
+#: Seconds that one end of a socket waits for the other.
 _TIMEOUT_S = 2.0
 _SERVERS = re.compile(r"@pycoll-ps-(\d+)-\d+$")
 _STORES = re.compile(r"@pycoll-store-(\d+)-\d+$")
@@ -41,7 +40,7 @@ _numbers = itertools.count()
 
 
 class _Socket:
-    """A listening socket with a thread, which gives connections of this user to ``_serve``."""
+    """A listening socket, and a thread that passes connections of this user to ``_serve``."""
 
     def __init__(self, word: str) -> None:
         name = abstract_name(f"{word}-{os.getpid()}-{next(_numbers)}")
@@ -58,7 +57,7 @@ class _Socket:
                 sock, _ = self._listener.accept()
             except OSError:
                 return
-            # A peer that is gone, or too slow, gets no answer.
+            # A peer that is gone or too slow gets no answer.
             with sock, contextlib.suppress(OSError):
                 if peer_of(sock)[1] == os.geteuid():
                     sock.settimeout(_TIMEOUT_S)
@@ -73,7 +72,7 @@ class _Socket:
 
 
 class StatusSocket(_Socket):
-    """Sends the status of a server. Threads: any may call ``read_status``, which returns an object."""
+    """Sends the status of a server. ``read_status`` returns the JSON object, on any thread."""
 
     def __init__(self, read_status: Callable[[], dict[str, Any]]) -> None:
         self._read_status = read_status
@@ -146,7 +145,7 @@ def running_servers() -> list[dict[str, Any]]:
     """
     servers = []
     for name in _names(_SERVERS):
-        # Bytes that no server sends are no server's.
+        # Skip sockets of other programs, and servers that end meanwhile.
         with contextlib.suppress(OSError, ValueError):
             servers.append(json_object(read_json(_query(name, b"", _TIMEOUT_S)), _FACTS))
     return sorted(servers, key=lambda one: (one["store"], one["rank"]))

@@ -1,7 +1,7 @@
 """A worker's connections to the servers: they carry requests, and callers wait for the answers.
 
-Until the first asynchronous request, the caller that waits also receives, without another thread.
-From then on a thread for each connection receives.
+Until the first asynchronous request, the waiting caller receives messages itself. From then on one
+thread for each connection receives.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from pycoll.ps.membership.newcomers import Newcomer
 from pycoll.ps.messages import Kind, Message
 from pycoll.ps.server_links import Link
 
-#: Seconds that a caller waits at one connection before it looks at the others.
+#: Seconds that a caller waits at one connection before it polls the others, and that an idle thread
+#: waits before it checks for the end.
 _POLL_S = 0.05
 _IDLE_POLL_S = 0.25
-#: Seconds that a newcomer waits at one connection.
+#: Seconds that a newcomer waits at one connection before it polls the next one.
 _JOIN_POLL_S = 0.005
 
 
@@ -45,7 +46,7 @@ class WorkerLinks:
 
     @property
     def transports(self) -> dict[int, str]:
-        """The transport of each connection that is left."""
+        """The transport of each live connection."""
         return {server: link.transport for server, link in self._live_links()}
 
     def _live_links(self) -> list[tuple[int, Link]]:
@@ -58,22 +59,22 @@ class WorkerLinks:
         target: Any = None,
         on_end: Callable[[Request], None] | None = None,
     ) -> Request:
-        """Begin a request. ``on_end`` is called when it ends, by the thread that finds that."""
+        """Begin a request. The thread that receives the answer calls ``on_end``."""
         with self._lock:
             request = self.machine.add(message, priority, target, on_end)
             self._send()
             return request
 
     def begin_all(self, messages: Sequence[Message]) -> list[Request]:
-        """Begin requests, so that no thread's request comes between two of them."""
+        """Begin requests in one step: no request of another thread comes between them."""
         with self._lock:
             requests = [self.machine.add(message) for message in messages]
             self._send()
             return requests
 
-    def ticket(self, place: bytes) -> str:
-        """Return the ticket to the place where a server meets newcomers."""
-        return self._context.ticket(place)
+    def ticket(self, address: bytes) -> str:
+        """Return the ticket for the address at which a server meets newcomers."""
+        return self._context.ticket(address)
 
     def ask_manager(self, kind: Kind, server: int) -> None:
         """Ask the view manager to DRAIN or ADD a server."""
@@ -98,7 +99,7 @@ class WorkerLinks:
             self._changed.notify_all()
 
     def _add_link(self, newcomer: Newcomer, link: Link | None) -> None:
-        """Take the connection to a server that joins, from the thread that has made it."""
+        """Add the connection to a joining server; the thread that made it calls this method."""
         with self._lock:
             if link is None:
                 self.machine.note_unreachable(newcomer)
@@ -116,8 +117,10 @@ class WorkerLinks:
                 thread.start()
 
     def wait_connected(self, deadline: float) -> bool:
-        """On a newcomer: wait until all servers have connected with it. Return False if the time
-        ``deadline`` comes first."""
+        """On a newcomer: wait until all servers have connected with it.
+
+        ``deadline``: a time of ``time.monotonic``. Returns False if it passes first.
+        """
         with self._receiving:
             while self.machine.expected:
                 if time.monotonic() > deadline:
@@ -132,7 +135,7 @@ class WorkerLinks:
         )
 
     def receive_in_threads(self) -> None:
-        """Start the threads that receive while no caller waits."""
+        """Start the threads that receive from now on."""
         with self._lock:
             if self._threads or self._closed:
                 return
@@ -142,14 +145,14 @@ class WorkerLinks:
 
     def _run(self, server: int, link: Link) -> None:
         with self._receiving:
-            pass  # a caller that receives by itself has ended
+            pass  # Wait for the caller that receives messages itself.
         while not self._closed and server not in self.machine.gone:
             self._receive(server, link, _IDLE_POLL_S)
 
     def wait(self, requests: Sequence[Request], deadline: float) -> bool:
         """Wait until the requests have ended, or one has failed.
 
-        Return False if the time ``deadline`` comes first.
+        ``deadline``: a time of ``time.monotonic``. Returns False if it passes first.
         """
         while not _have_ended(requests):
             left = deadline - time.monotonic()
@@ -164,12 +167,12 @@ class WorkerLinks:
                     self._receive_once(requests, min(left, _POLL_S))
                 finally:
                     self._receiving.release()
-        # Another thread may have set the last answer, and be about to call ``on_end``.
+        # The receiving thread holds the lock until it has called ``on_end``.
         with self._lock:
             return True
 
     def _receive_once(self, requests: Sequence[Request], timeout_s: float) -> None:
-        """Receive what comes from the server that should answer next, and from the others."""
+        """Receive from the server that should answer next; if it is silent, poll the others."""
         open_ones = [request for request in requests if not request.ended]
         if not open_ones or self._threads:
             return
@@ -183,7 +186,7 @@ class WorkerLinks:
             time.sleep(min(timeout_s, 0.002))
 
     def _receive(self, server: int, link: Link, timeout_s: float) -> bool:
-        """Take one message, or the loss of the connection; return whether there was one."""
+        """Handle one message, or the loss of the connection; return False if there was neither."""
         try:
             message = link.receive(timeout_s, functools.partial(self._destination, server))
             if message is None:
@@ -203,10 +206,10 @@ class WorkerLinks:
             return True
 
     def _destination(self, server: int, message: Message, nbytes: int) -> Bytes | None:
-        """Return the caller's memory for an answer.
+        """Return the caller's memory for an answer, or None.
 
-        After a change of the view two servers may answer one request at once. Only the first answer
-        that begins to come is received there, and the other one is dropped.
+        After a change of the view two servers may answer one request at once. The first answer that
+        begins to arrive gets this memory, and ``_receive`` drops the other one.
         """
         with self._lock:
             request = self.machine.find_request(message)
@@ -221,7 +224,7 @@ class WorkerLinks:
             return target
 
     def close(self) -> None:
-        """Say goodbye to the servers, and close the connections."""
+        """Send BYE to the servers, and close the connections."""
         with self._lock:
             if self._closed:
                 return

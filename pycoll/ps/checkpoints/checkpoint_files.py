@@ -1,8 +1,8 @@
 """A checkpoint on disk: safetensors files of arrays, and a manifest that names them.
 
-The manifest takes the place of an earlier one by a rename, when all its files are on the disk. So a
-directory holds the earlier checkpoint or the new one, each of them whole. Files that no manifest
-names are removed afterwards, and by the next checkpoint if the process was killed before.
+The writer renames the manifest to its place after all its files are on the disk. So a directory
+always holds one whole checkpoint, the earlier or the new one. Then the writer removes files that no
+manifest names; if it is killed before, the next checkpoint removes them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MANIFEST = "manifest.json"
 FORMAT = "pycoll store"
 #: The version of the manifest. A reader refuses others.
 VERSION = 1
-#: A file is ended when it has so many bytes; only a single longer array makes it longer.
+#: The bytes after which the writer begins a new file. Only the last array of a file exceeds them.
 FILE_BYTES = 256 << 20
 _MANIFEST_BYTES_MAX = 1 << 28
 _FILE = re.compile(r"values-[0-9a-f]{16}-[0-9]{5}\.safetensors$")
@@ -61,7 +61,7 @@ def path_of(path: Any) -> Path:
 
 
 def _library() -> Any:
-    """Return the package that writes and reads the arrays' files."""
+    """Return the package that writes and reads files of arrays."""
     try:
         import safetensors
         import safetensors.numpy
@@ -74,7 +74,7 @@ def _library() -> Any:
 
 
 def as_file_type(data: Array, dtype: int, shape: tuple[int, ...]) -> Array:
-    """Return the bytes of an array in a type that the files know.
+    """Return the bytes of an array in a type of the file format.
 
     Types that NumPy lacks become whole numbers with the same bits. A complex number becomes two
     numbers, in a last axis of its own.
@@ -112,7 +112,7 @@ class CheckpointWriter:
         self.is_newest = False
 
     def add(self, name: str, array: Array) -> None:
-        """Write an array, now or later; it must not change any more."""
+        """Write an array, now or in ``finish``. The caller must not change it any more."""
         self._waiting[name] = array
         if sum(one.nbytes for one in self._waiting.values()) >= FILE_BYTES:
             self._flush()
@@ -151,7 +151,7 @@ class CheckpointWriter:
                     os.unlink(self.path / name)
 
     def abandon(self) -> None:
-        """Remove what was written, unless it is the newest checkpoint already."""
+        """Remove the written files, unless they are the newest checkpoint already."""
         for name in _own_files(self.path):
             if name.startswith(self._name) and not self.is_newest:
                 with contextlib.suppress(OSError):
@@ -219,7 +219,7 @@ class CheckpointReader:
         self._files.update(dict.fromkeys(facts["arrays"], name))
 
     def array(self, name: str, nbytes: int) -> Array:
-        """Return the bytes of an array. Raises InvalidArgumentError if there are not so many."""
+        """Return the bytes of an array. Raises InvalidArgumentError for another number of bytes."""
         if name not in self._files:
             raise self.invalid(f"no file holds {name!r}")
         with self._open(self.path / self._files[name], framework="np") as file:
@@ -240,7 +240,7 @@ def has_checkpoint(path: Any) -> bool:
 
 @contextlib.contextmanager
 def abandon_on_error(writer: CheckpointWriter) -> Iterator[None]:
-    """Remove what was written if the block fails, and translate the errors of the system.
+    """Remove the written files if the block fails, and translate errors of the system.
 
     Raises PycollError for a directory in which writing fails.
     """

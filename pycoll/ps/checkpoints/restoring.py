@@ -1,8 +1,9 @@
-"""How workers restore a checkpoint: the first one that takes part reads it and fills the shards.
+"""Restoring a checkpoint: the first live worker reads it and fills the shards.
 
-Parts of arrays are placed anew and rows go where their hash says, so the number of servers may be
-another one than before. That worker writes a note into shard 0 at the end, for which the others
-wait; if it failed, the note holds the reason. If it dies, the next worker begins anew.
+That worker places the parts of arrays anew, and sends rows to the shards of their hashes. So the
+number of servers may differ from that of the checkpoint. At the end it writes a note into shard 0,
+for which the others wait. After a failure the note holds the reason. If the worker dies, the next
+one starts again.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _KEY_FACTS = {
     "shown": str,
 }
 _TABLE_FACTS = {"name": str, "terms": str, "optimizer": str, "rows": list, "shown": str}
-#: The most requests that are on their way at once.
+#: The most requests that run at once.
 _REQUESTS_AT_ONCE = 64
 
 
@@ -92,7 +93,7 @@ def _refusal_of(path: Any) -> InvalidArgumentError | None:
 
 
 class _Restoring:
-    """The first worker's part. Raises InvalidArgumentError for a wrong checkpoint."""
+    """Fills the shards, on the first worker. Raises InvalidArgumentError for a wrong checkpoint."""
 
     def __init__(self, store: Store, path: Any, what: str, epoch: int) -> None:
         self._store = store
@@ -104,9 +105,9 @@ class _Restoring:
         self._running: list[Request] = []
 
     def run(self) -> dict[str, Any]:
-        """Fill the shards, and return what the note says."""
+        """Fill the shards, and return the members of the note."""
         facts = self._facts
-        # All that can be wrong is found before the store changes.
+        # Check the whole manifest before the store changes.
         try:
             keys = [self._key_of(one) for one in facts["keys"]]
             tables = [self._table_of(one) for one in facts["tables"]]

@@ -1,9 +1,9 @@
-"""How workers take a checkpoint: a cut through all shards, whose values one worker writes.
+"""Taking a checkpoint: a consistent cut through all shards, whose values one worker writes.
 
-Each worker tells all shards where its cut is. A shard holds back what a worker sends after its cut
-until all workers have told theirs, and keeps the values that it then has. So the checkpoint has all
-updates that workers began before their cuts, and no other one. The writer is the first worker that
-takes part when the last one tells its cut to shard 0.
+Each worker sends a CUT to all shards. A shard holds back the updates behind a worker's CUT until
+the CUTs of all workers have come, and then keeps its values. So the checkpoint has all updates that
+workers began before their cuts, and no others. The writer is the first live worker when the last
+CUT arrives at shard 0.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 Bytes = npt.NDArray[np.uint8]
 
-#: The most pieces that are on their way at once.
+#: The most pieces that the writer fetches at once.
 _PIECES_AT_ONCE = 32
-#: Rows of a table are written in arrays of about so many bytes, so that few are in memory.
+#: The bytes of an array of rows in a file, which bounds the memory of the writer.
 _ROWS_BYTES = 64 << 20
 #: The prefix of texts that name no value.
 NOTES = "\x02"
@@ -56,7 +56,7 @@ def take(store: Store, path: Any, cut: int) -> None:
         if store._is_first():
             writer = CheckpointWriter(path)
     except InvalidArgumentError as error:
-        # The other workers wait for this one's cut, and hear the reason.
+        # The CUT carries the refusal to the other workers, which wait for it.
         refusal = error
     shards = range(store._shards)
     payload = None if refusal is None else f"rank {store.rank}: {refusal}".encode()
@@ -72,7 +72,7 @@ def take(store: Store, path: Any, cut: int) -> None:
         # A worker refused its argument, or a round is open.
         raise InvalidArgumentError(str(error)) from None
     for request in requests:
-        # With Backup, workers that were late have ended rounds meanwhile.
+        # With Backup, late workers may have ended rounds before their CUTs.
         store._note_clock(request)
     answer = requests[0].answer
     assert answer is not None
@@ -80,7 +80,7 @@ def take(store: Store, path: Any, cut: int) -> None:
         return
     try:
         if writer is None:
-            # The first worker has gone since this one asked.
+            # The first worker has left since this one looked it up.
             writer = CheckpointWriter(path)
         with abandon_on_error(writer):
             _write(writer, [KeptShard(store, shard, cut, what) for shard in shards], store)
@@ -90,10 +90,10 @@ def take(store: Store, path: Any, cut: int) -> None:
 
 
 class KeptShard:
-    """A shard as it was at a cut, of which servers keep the pieces. ``facts``: its text.
+    """A shard at a cut, whose pieces the servers keep. ``facts``: the members of its text.
 
-    ``parts``: by key and part its facts, and the number of its first piece. Raises PycollError
-    where a server has it no more, and the errors of reads.
+    ``parts``: by key and part the facts, and the number of the first piece. Raises PycollError if
+    the server has released the cut, and the errors of reads.
     """
 
     def __init__(self, store: Store, shard: int, cut: int, what: str) -> None:
@@ -141,14 +141,14 @@ class KeptShard:
 
 
 class _KeptRows:
-    """An array of a table's part, by row. ``first``: its first piece."""
+    """An array of a table's part, by row. ``first``: the number of its first piece."""
 
     def __init__(self, kept: KeptShard, first: int, rows: int, like: Array) -> None:
         self._kept = kept
         self._first = first
         self._like = like
         self._step = rows_of_piece(like.nbytes)
-        #: The number of the piece that follows.
+        #: The number of the piece after the array.
         self.end = first + -(-rows // self._step)
 
     def rows(self, begin: int, end: int) -> Array:
@@ -202,7 +202,7 @@ def _same_optimizer(forms: Sequence[str], whose: str) -> str:
 def _write_key(
     writer: CheckpointWriter, shards: Sequence[KeptShard], name: str, placement: KeyPlacement
 ) -> dict[str, Any]:
-    """Write a key's elements, and the states of its optimizer; return what the manifest says."""
+    """Write a key's elements and the states of its optimizer; return its entry of the manifest."""
     terms = placement.terms
     item = ITEM_BYTES[terms.dtype]
     size = placement.ranges[-1][1]
@@ -240,7 +240,7 @@ def _write_key(
 def _write_table(
     writer: CheckpointWriter, shards: Sequence[KeptShard], name: str, placement: TablePlacement
 ) -> dict[str, Any]:
-    """Write a table's ids and rows, in pieces; return what the manifest says."""
+    """Write a table's ids and rows, in pieces; return its entry of the manifest."""
     chunks: list[int] = []
     forms = []
     row = np.empty((1, placement.terms.dim), numpy_dtype(placement.terms.dtype))

@@ -1,15 +1,15 @@
 """The invariants of a store, checked while it runs; PYCOLL_STORE_CHECKS=1 takes these classes.
 
-A shard and a worker keep a record of their own of what messages say, and compare it with what the
-machines do. A violation has one of these names:
+A checked shard and a checked worker keep a second record of clocks and numbers from the messages,
+and compare it with the state of the plain classes. A violation has one of these names:
 
     staleness   a pull sees every round that the consistency promises
     clocks      the clocks of workers, and the versions of parts, never fall
     sequence    each update of a worker is applied once, in its order, and none is left out
     divisor     a round ends with enough workers, and its mean counts those whose pushes are in it
 
-The call of the worker whose request shows the violation raises a PycollError with its name. A shard
-that has seen one refuses all further requests.
+The call whose request shows the violation raises a PycollError with that name. From then on the
+shard refuses all requests.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class _ViolationError(Exception):
 
 
 class _WatchedValues:
-    """The arithmetic of a shard. ``folds``: of each fold its pushes and its workers, or None.
+    """The arithmetic of a shard. ``folds``: the pushes and workers of each fold, or None.
 
-    ``violation``: why nothing is read any more, or an empty text.
+    ``violation``: the first violation, after which reads fail; empty if there is none.
     """
 
     def __init__(self, inner: Any) -> None:
@@ -53,7 +53,7 @@ class _WatchedValues:
         return getattr(self._inner, name)
 
     def apply(self, rule: int, value: Any, pushes: Sequence[Any], workers: int) -> Any:
-        """Note the fold, where that is asked for, and return the value after it."""
+        """Return the value after the pushes, and note the fold if ``folds`` is a list."""
         if self.folds is not None:
             self.folds.append((len(pushes), workers))
         return self._inner.apply(rule, value, pushes, workers)
@@ -74,7 +74,7 @@ class CheckedShard(Shard):
         self._begin_record()
 
     def _begin_record(self) -> None:
-        """Take what the shard holds as the beginning of the record."""
+        """Start the record from the state of the shard."""
         #: The table whose replacement shows that the shard was filled from another server.
         self._filled = self.applied
         self._newest = dict(self.applied)
@@ -89,7 +89,7 @@ class CheckedShard(Shard):
         if self.applied is not self._filled:
             self._begin_record()
         if self._values.violation:
-            # Reads that follow the update must not wait for it.
+            # Count the refused update, so that later reads do not wait for it.
             newest = self.applied.get(update.worker, update.seq)
             self.applied[update.worker] = max(newest, update.seq)
             return Effect(refusal=self._values.violation)
@@ -103,7 +103,7 @@ class CheckedShard(Shard):
                 self._check_once(update, effect)
             self._check_versions()
             if update.kind in (Kind.RESTORE, Kind.JOIN):
-                # The clocks of a checkpoint come at once, and those of a new process begin.
+                # These updates set clocks, instead of advancing them.
                 self._begin_record()
         except _ViolationError as error:
             self._values.violation = str(error)
@@ -111,7 +111,7 @@ class CheckedShard(Shard):
         return effect
 
     def _note(self, update: Message) -> None:
-        """Put the clocks of a new update into the record."""
+        """Enter the clocks of a new update into the record."""
         worker = update.worker
         if update.seq > self._newest[worker] + 1:
             raise _ViolationError(
@@ -203,13 +203,13 @@ class CheckedShard(Shard):
     def may_proceed(self, worker: int, part: Part | None) -> bool:
         """Return whether the worker may go on; note a violation where it is too far ahead.
 
-        After a violation nobody waits, so that all workers hear of it.
+        After a violation no request waits, so that all workers receive the error.
         """
         if self._values.violation:
             return True
         may_proceed = super().may_proceed(worker, part)
         staleness = self.consistency.staleness
-        # With Backup a round that has ended stays so, however many of its workers leave.
+        # With Backup, an ended round stays ended when its workers leave.
         if may_proceed and staleness is not None and self.consistency.share == 1:
             name = self._name_of(part)
             clocks = {one: self._clock_by_record(one, name) for one in self.live}
@@ -231,11 +231,11 @@ class CheckedClient(ClientMachine):
         self._consistency = consistency
         self._ended: dict[int, int] = {}
         self._ended_parts: dict[PartName, int] = {}
-        #: The newest version that an answer told, by part.
+        #: By part the newest version in an answer.
         self._versions: dict[PartName, int] = {}
-        #: Of requests under way that read the oldest version that the consistency allows.
+        #: By running read the oldest version that the consistency allows.
         self._oldest: dict[Request, int] = {}
-        #: Of updates under way how often they were sent.
+        #: By running request how often it was sent.
         self._sent: dict[Request, int] = {}
 
     def add(
@@ -268,7 +268,7 @@ class CheckedClient(ClientMachine):
         super()._send(shard, request)
 
     def handle(self, source: int, message: Message) -> None:
-        """Take a message; the request that it answers fails where an invariant does not hold."""
+        """Handle a message; its request fails if the message violates an invariant."""
         request = self.find_request(message)
         why = "" if request is None else self._violation(request, message)
         if request is not None and why:

@@ -1,4 +1,4 @@
-"""How long peers have been silent, and whether this process was stopped meanwhile."""
+"""Heartbeats: how long peers have been silent, and whether this process was stopped meanwhile."""
 
 from __future__ import annotations
 
@@ -7,33 +7,34 @@ from collections.abc import Callable, Iterable
 
 
 def _now() -> float:
-    # It also runs while the host is suspended.
+    # This clock also runs while the host is suspended.
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class Heartbeats:
-    """Counts the silence of peers. ``limit_s``: the silence in seconds that counts as an end.
+    """Measures the silence of peers. ``limit_s``: the seconds of silence that count as a loss.
 
-    The time during which this process was stopped counts for nobody. ``now``: a clock in seconds.
+    The time during which this process was stopped counts for no peer. ``now``: a clock in seconds.
+    Threads: the owner holds a lock.
     """
 
     def __init__(self, limit_s: float, now: Callable[[], float] = _now) -> None:
         self._limit_s = limit_s
         self._now = now
-        #: When this object was asked, and when it counted.
+        #: The times of the newest calls of ``was_stopped`` and ``measure``.
         self._checked = self._measured = now()
         self._silent: dict[int, float] = {}
 
     def record(self, peer: int) -> None:
-        """Note that a peer has sent something."""
+        """Note that a peer has sent a message."""
         self._silent[peer] = 0.0
 
     def was_stopped(self) -> bool:
         """Return whether a quarter of the limit has passed since the last call.
 
-        Peers have then heard nothing of this process for as long, and up to an eighth of the limit
-        longer, so none of them has counted it out while it does not know. The owner calls this
-        often, and ahead of whatever other processes shall not learn from one that was left out.
+        If not, its peers have heard nothing of this process for at most that long and an eighth of
+        the limit more, so none has counted it as lost. The owner calls this method often, and ahead
+        of each output that an excluded process must not give.
         """
         last, self._checked = self._checked, self._now()
         if self._checked - last <= self._limit_s / 4:
@@ -46,9 +47,9 @@ class Heartbeats:
         return self._checked - self._measured >= self._limit_s / 8
 
     def measure(self, peers: Iterable[int]) -> dict[int, float]:
-        """Count the time since the last call, and return by peer how long it has been silent.
+        """Add the time since the last call; return by peer the seconds of its silence.
 
-        Of one call at most a quarter of the limit counts: the rest is a stop of this process.
+        One call adds at most a quarter of the limit, since the rest is a stop of this process.
         """
         passed, self._measured = self._checked - self._measured, self._checked
         passed = min(passed, self._limit_s / 4)

@@ -1,4 +1,4 @@
-"""The place where processes with a ticket meet a server of a running store."""
+"""The listener of a server for processes that join a running store with a ticket."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from pycoll.ps.membership.newcomer_links import StoreContext
 from pycoll.ps.membership.newcomers import VERSION, Newcomer
 from pycoll.untrusted import json_object, read_json
 
-#: The members of a newcomer's first message. ``replicas`` and ``consistency``: the terms that it
-#: expects, -1 and empty for any.
+#: The members of a newcomer's request. ``replicas`` and ``consistency``: the terms that it expects,
+#: -1 and empty for any.
 JOIN_REQUEST = {
     **{"version": int, "package": str, "newcomer": str},
     **{"replicas": int, "consistency": str},
 }
-#: Seconds between two looks whether the server has ended.
+#: Seconds after which the thread checks whether the server has ended.
 _POLL_S = 0.25
-#: Seconds that one newcomer may take, so that others get their turn.
+#: The most seconds of one newcomer, while others wait.
 _TIMEOUT_S = 30.0
 
 
 class JoinListener:
-    """Receives newcomers, one after another. The owner closes it.
+    """Receives newcomers, one after another, in a thread of its own. The owner closes it.
 
-    ``admit``: lets a process in and returns what the server tells it; a thread of this object calls
-    it. It raises the errors by which the process is refused.
+    ``admit``: admits a process, and returns the members of the answer; it raises the errors that
+    refuse the process. The thread of this object calls it.
     """
 
     def __init__(self, context: StoreContext, admit: Callable[[Newcomer], dict[str, Any]]) -> None:
@@ -48,10 +48,10 @@ class JoinListener:
         except BaseException:
             self._listener.close()
             raise
-        #: The text by which a process finds this place. Each process of the store makes a ticket of
-        #: it with the key that it knows, so the key does not travel.
+        #: The text of the listener's address. Each process of the store makes a ticket from it and
+        #: the key that it knows, so the key never travels.
         self.address = meeting.to_bytes().decode()
-        self._thread = threading.Thread(target=self._run, name="pycoll-entrance", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="pycoll-join", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
@@ -64,7 +64,7 @@ class JoinListener:
                 if ready and not self._closed:
                     self._receive()
             except (PycollError, OSError, ValueError):
-                # The process has the error, too, or was none of this store.
+                # The other process has the same error, or has no ticket of this store.
                 continue
         self._listener.close()
 
@@ -109,10 +109,11 @@ class JoinListener:
         return ""
 
     def close(self) -> None:
-        """Let nobody in any more."""
+        """End the thread, which closes the listener within ``_POLL_S`` seconds."""
         self._closed = True
 
 
 def rendezvous_name(name: str) -> str:
-    """Return the name under which newcomers of a store meet its servers."""
+    """Return the name of the rendezvous of a store's newcomers and servers."""
+    # The text is part of the protocol: by it, processes of other versions learn of their refusal.
     return f"entrance of store {name}"

@@ -1,4 +1,4 @@
-"""A process that joins a running store: it meets a server, and all others connect with it."""
+"""The side of a process that joins a running store: admission by a server, and connections."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from pycoll.ps.server_links import Connector, Link
 from pycoll.ps.views import View
 from pycoll.untrusted import json_object, read_json
 
-#: The answer of a server to a newcomer. ``servers`` and ``workers`` run, ``gone`` are workers that
-#: have left.
+#: The members of a server's answer to a newcomer. ``servers`` and ``workers``: the running ones;
+#: ``gone``: the workers that have left.
 _ADMISSION = {
     "refused": str,
     "newcomer": str,
@@ -38,12 +38,12 @@ _ADMISSION = {
     "oversubscription": float,
     "silence_s": int,
 }
-#: The longest pause of a process that meets another newcomer at a server, in seconds.
+#: The longest pause, in seconds, before a process retries while another newcomer meets the server.
 _RETRY_MAX_S = 0.2
 
 
 class JoinRequest(NamedTuple):
-    """The wish of a process: to serve, or to work as ``rank``, -1 for a new worker.
+    """What a process asks for: to serve, or to work as ``rank``, -1 for a new worker.
 
     ``replicas`` and ``consistency``: the terms that it expects; -1 and empty for any.
     """
@@ -55,7 +55,7 @@ class JoinRequest(NamedTuple):
 
 
 class JoinedStore(NamedTuple):
-    """A process that is connected with the others. ``links``: by the rank of the peer."""
+    """The store that this process has joined. ``links``: connections by the rank of the peer."""
 
     newcomer: Newcomer
     view: View
@@ -68,7 +68,7 @@ class JoinedStore(NamedTuple):
 
 @contextlib.contextmanager
 def join_store(ticket: Any, request: JoinRequest, config: Config) -> Iterator[JoinedStore]:
-    """Join the store of a ticket, and give the connections. An error inside the block closes them.
+    """Join the store of a ticket, and yield it. An error inside the block closes the connections.
 
     Raises InvalidArgumentError for a wrong ticket and where the store refuses this process,
     TimeoutError where the store has ended, or a process of it has not connected in time.
@@ -120,7 +120,7 @@ def _encode_request(request: JoinRequest, own: Meeting) -> bytes:
 def _request_admission(
     name: str, meeting: Meeting, request: bytes, config: Config, limit: Deadline
 ) -> dict[str, Any]:
-    """Tell a server what this process wants, and return the answer."""
+    """Send the request to a server, and return its answer."""
     job = rendezvous_name(name)
     while True:
         place = place_of(meeting, config)
@@ -137,7 +137,7 @@ def _request_admission(
             answer = read_json(exchange.all_gather(b"{}")[0])
             exchange.close()
         except PycollError:
-            # Another newcomer meets the server now.
+            # The server serves another newcomer now.
             exchange.abandon()
             if limit.passed():
                 raise

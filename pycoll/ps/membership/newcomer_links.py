@@ -1,4 +1,4 @@
-"""Connections to newcomers, which the other processes of a store make in the background."""
+"""The side of a store's processes when another one joins: they connect in the background."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from pycoll.errors import PycollError
 from pycoll.ps.membership.newcomers import Newcomer, make_ticket
 from pycoll.ps.server_links import Connector, Link
 
-#: Takes a connection to a newcomer, or None where it cannot be reached. Another thread calls it.
+#: Takes a connection to a newcomer, or None if it cannot be reached. A background thread calls it.
 OnConnected = Callable[[Newcomer, "Link | None"], None]
-#: Seconds of one attempt to tell a newcomer that a process has ended, and between two of them.
+#: Seconds of one attempt to report an end to a newcomer, and between two attempts.
 _ATTEMPT_S, _RETRY_S = 2.0, 0.05
 
 
 class StoreContext(NamedTuple):
-    """A store as its processes know it. ``name``: the same on all of them; ``terms``: as a list.
+    """An open store, as each of its processes knows it, and connections to its newcomers.
 
-    ``connector``: this process, with the key by which newcomers prove that they have a ticket.
+    ``name``: the same on all processes. ``terms``: in the form of a list. ``connector``: connects
+    this process; its key is that of tickets, which authenticates newcomers.
     """
 
     name: str
@@ -37,19 +38,19 @@ class StoreContext(NamedTuple):
         return self.connector.config.timeout_s
 
     def ticket(self, address: bytes) -> str:
-        """Return the ticket to an ``JoinListener`` at this place. It is secret."""
+        """Return the ticket for a ``JoinListener`` at this address. The ticket is secret."""
         meeting = Meeting.from_bytes(address)._replace(secret=self.connector.key)
         return make_ticket(self.name, meeting.to_bytes().decode())
 
     def connect(self, newcomer: Newcomer, on_connected: OnConnected) -> None:
-        """Connect with a newcomer in a thread of its own, which ends in bounded time."""
+        """Connect with a newcomer in a thread of its own, which ends within ``init_timeout_s``."""
         args = (newcomer, on_connected)
         threading.Thread(target=self._connect, args=args, name="pycoll-new", daemon=True).start()
 
     def report_end(self, newcomer: Newcomer, ended: int, has_finished: Callable[[], bool]) -> None:
-        """Let a newcomer wait no more for a process that has ended, in a thread of its own.
+        """End a newcomer's wait for rank ``ended``, whose process is gone, in a thread of its own.
 
-        ``has_finished``: whether the newcomer connects with nobody any more.
+        ``has_finished``: returns whether the newcomer has ended all its connecting.
         """
         args = (newcomer, ended, has_finished)
         threading.Thread(
@@ -59,17 +60,17 @@ class StoreContext(NamedTuple):
     def _abort_rendezvous(
         self, newcomer: Newcomer, ended: int, has_finished: Callable[[], bool]
     ) -> None:
-        """Come to the newcomer in place of the process that has ended, and go away at once."""
+        """Enter the rendezvous in place of the ended process, and abort it."""
         job, key = self.connector.rendezvous_of(newcomer.rank, ended, purpose_of(newcomer))
         limit = Deadline(self.connector.config.init_timeout_s)
         while not has_finished() and not limit.passed():
             try:
                 meeting = Meeting.from_bytes(newcomer.meeting.encode())
-                where = place_of(meeting, self.connector.config)
-                StoreExchange(where, key, job, 1, 2, limit.within(_ATTEMPT_S)).abandon()
+                address = place_of(meeting, self.connector.config)
+                StoreExchange(address, key, job, 1, 2, limit.within(_ATTEMPT_S)).abandon()
                 return
             except (PycollError, OSError, ValueError):
-                # The newcomer connects with another process now, or has gone.
+                # The newcomer connects with another process now, or is gone.
                 time.sleep(_RETRY_S)
 
     def _connect(self, newcomer: Newcomer, on_connected: OnConnected) -> None:
@@ -82,16 +83,16 @@ class StoreContext(NamedTuple):
             comm = connector.link(newcomer.rank, connector.rank, purpose, None, limit)
             link = Link(comm, newcomer.rank)
         except (PycollError, OSError, ValueError):
-            # The newcomer has the error, too, and is not let in.
+            # The newcomer has the same error, and the manager does not admit it.
             link = None
         on_connected(newcomer, link)
 
 
 def purpose_of(newcomer: Newcomer) -> str:
-    """Return the word that tells the links of a newcomer from those of earlier processes."""
+    """Return the purpose of a newcomer's links, which differs from those of earlier processes."""
     return f"newcomer {newcomer.serial}"
 
 
 def newcomer_key(key: bytes, name: str) -> bytes:
-    """Return the key of a store's newcomers. ``key``: that of the communicator of the store."""
+    """Return the key of a store's tickets. ``key``: the key of the communicator of the store."""
     return hmac.digest(key, f"newcomers of {name}".encode(), "sha256")

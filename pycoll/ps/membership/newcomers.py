@@ -1,4 +1,4 @@
-"""Newcomers of a store: what a view tells of one, the ticket, and how a new worker is counted."""
+"""Newcomers of a store: their entry in a view, tickets, and the start of a new worker."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pycoll.untrusted import json_object, read_json
 
 #: The version of the messages between the processes of a store.
 VERSION = 2
-#: The most processes that a store has seen, so that their numbers fit into the numbers of requests.
+#: The most newcomers of a store, so that serial numbers fit into the upper bits of request numbers.
 NEWCOMERS_MAX = 1 << 16
 _FACTS = {"serial": int, "rank": int, "serves": bool, "meeting": str}
 _TICKET = {"store": str, "meeting": str}
@@ -23,8 +23,8 @@ _TICKET = {"store": str, "meeting": str}
 class Newcomer(NamedTuple):
     """A process that joins. ``serial``: its number among all newcomers of the store, from 1.
 
-    ``rank``: its rank, -1 before it has one. ``serves``: whether it is a server. ``meeting``: where
-    the others meet it, as the text of a ``Meeting``.
+    ``rank``: its rank, -1 before the manager assigns one. ``serves``: whether it is a server.
+    ``meeting``: the address at which the others meet it, as the text of a ``Meeting``.
     """
 
     serial: int
@@ -34,7 +34,7 @@ class Newcomer(NamedTuple):
 
     @property
     def first(self) -> int:
-        """The number behind which its requests begin; those of earlier processes are lower."""
+        """The number below its first request, and above all requests of earlier processes."""
         return self.serial << 32
 
     def to_bytes(self) -> bytes:
@@ -51,14 +51,16 @@ class Newcomer(NamedTuple):
 
 
 def make_ticket(store: str, meeting: str) -> str:
-    """Return the text by which processes join, in characters that any variable can hold."""
+    """Return the text of a ticket, in characters that an environment variable can hold."""
     facts = {"store": store, "meeting": meeting}
     return base64.urlsafe_b64encode(json.dumps(facts).encode()).decode()
 
 
 def read_ticket(ticket: Any) -> tuple[str, str]:
-    """Return the store's name and the meeting of a ticket. Raises InvalidArgumentError; its text
-    does not quote the ticket, which is secret."""
+    """Return the store's name and the meeting of a ticket.
+
+    Raises InvalidArgumentError, whose text does not quote the ticket, since that is secret.
+    """
     try:
         if not isinstance(ticket, str):
             raise ValueError(f"it is a {type(ticket).__name__}, expected a text")
@@ -78,20 +80,20 @@ def has_only_joined(seq: int) -> bool:
 
 
 def agreed_start(answers: Sequence[Message]) -> tuple[int, int, list[Message]]:
-    """Return the clock and the cut at which a new worker begins, and the messages that tell it.
+    """Return the clock and the cut at which a new worker begins, and messages for older shards.
 
-    ``answers``: by shard the answer to the worker's JOIN. The shards counted it from their own
-    versions; the newest one is the clock of all. Until the messages arrive, the other shards end no
-    later round without it. So each round has the new worker in all shards, or in none.
+    ``answers``: by shard the answer to the worker's JOIN. Each shard counts the worker from its own
+    version on; the newest version is the clock of all. Until the messages arrive, the older shards
+    end no later round without the worker. So each round has it in all shards, or in none.
     """
     clock = max(one.round for one in answers)
     cut = max(one.key for one in answers)
-    told = [
+    messages = [
         Message(Kind.CLOCK, shard, round=clock)
         for shard, one in enumerate(answers)
         if one.round < clock
     ]
-    told += [
+    messages += [
         Message(Kind.CUT, shard, round=cut) for shard, one in enumerate(answers) if one.key < cut
     ]
-    return clock, cut, told
+    return clock, cut, messages

@@ -1,4 +1,4 @@
-"""The errors of a worker's requests: who is slow, who is gone, and what a lost server held."""
+"""The errors of a worker's requests. They name slow workers, gone processes and lost keys."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NAMES_MAX = 8
 
 
 def timeout_error(requests: Sequence[Request], waited: str, view: View) -> TimeoutError:
-    """Return the error of requests of which some have not ended in time.
+    """Return the error of requests that have not all ended in time.
 
     ``waited``: the words for the call and its wait. ``view``: the newest one of the worker.
     """
@@ -28,7 +28,7 @@ def timeout_error(requests: Sequence[Request], waited: str, view: View) -> Timeo
         return TimeoutError(f"{waited}: {reason}", rank=rank, ranks=(rank,), operation="ps")
     shard = next(one for one in requests if not one.ended).message.shard
     chain = view.chains[shard]
-    # Each server of a chain may be the one that stands still.
+    # Any server of the chain may be the one that does not answer.
     names = " or ".join(f"server rank {one}" for one in chain) or "no server"
     return TimeoutError(
         f"{waited}: {names} has not answered{view.gap_of(shard)}",
@@ -47,8 +47,8 @@ def request_error(
 ) -> PycollError:
     """Return the error of a request that has failed.
 
-    ``what``: the call. ``keys``: those with parts in the shard of the request. ``tables``: those of
-    the store; each has rows in every shard.
+    ``what``: the call. ``keys``: the keys with parts in the shard of the request. ``tables``: all
+    tables of the store, since each has rows in every shard.
     """
     lost = request.lost
     if not lost:

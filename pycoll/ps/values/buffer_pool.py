@@ -1,4 +1,4 @@
-"""Memory of long payloads that is used again, once no array shows it any more."""
+"""A pool of buffers for long payloads. A buffer returns to the pool when no array views it."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ _LONG_BYTES = 64 << 10
 
 
 class BufferPool:
-    """Gives out arrays of bytes. Threads: any.
+    """A pool of byte arrays. Threads: any.
 
-    The system clears the pages of a new long array one after another, which takes longer than a
-    copy of so many bytes. ``kept_bytes``: how many bytes of each size wait for their next use.
+    The pool exists because the kernel clears the pages of new memory, which costs more than a copy
+    of it. ``kept_bytes``: the most unused bytes that the pool keeps of each size.
     """
 
     def __init__(self, kept_bytes: int) -> None:
         self._kept_bytes = kept_bytes
-        #: By size, a power of two, the blocks that are free.
+        #: By size, a power of two, the unused blocks.
         self._free: dict[int, list[Any]] = {}
-        #: By the number of a block that was given out: what tells its end.
+        #: By id of a block in use, the weak reference whose callback releases the block.
         self._in_use: dict[int, weakref.ref[Bytes]] = {}
 
     def take(self, nbytes: int) -> Bytes:
-        """Return an array of so many bytes, with any elements.
+        """Return an array of so many bytes, with undefined elements.
 
-        Its memory is used again when this array and all views of it are gone.
+        The block returns to the pool when this array and all views of it are gone.
         """
         if nbytes < _LONG_BYTES:
             return np.empty(nbytes, np.uint8)
@@ -40,7 +40,7 @@ class BufferPool:
             block = self._free.setdefault(size, []).pop()
         except IndexError:
             block = np.empty(size, np.uint8).data
-        # The base of a view is the array that this function returns, since its own base is none.
+        # Views of this array have it as their base, so they keep it alive.
         view = np.frombuffer(block[:nbytes], np.uint8)
         self._in_use[id(block)] = weakref.ref(view, lambda _: self._release(block))
         return view

@@ -1,4 +1,4 @@
-"""Arrays whose views are given out, and keep their elements while they exist."""
+"""Arrays that are copied before a write if a view of them is in use."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ Array = npt.NDArray[Any]
 
 
 class CopyOnWriteArray:
-    """An array that is written rarely while a view of it is on its way to a reader.
+    """An array whose views never change. Threads: one at a time.
 
-    ``view`` gives views out. ``writable`` returns memory that no living view shows.
+    ``view`` returns a view. ``writable`` returns the array for writing, which it first replaces by
+    a copy if a view of it still exists.
     """
 
     __slots__ = ("_views", "array")
@@ -24,9 +25,9 @@ class CopyOnWriteArray:
         self._views: list[weakref.ref[Array]] = []
 
     def view(self, begin: int = 0, end: int | None = None) -> Array:
-        """Return the bytes of elements ``begin`` to ``end`` of the first axis, which is in C order.
+        """Return the bytes of elements ``begin`` to ``end`` of the first axis, in C order.
 
-        They stay as they are while this object exists; another view of them protects nothing.
+        They do not change while the returned array exists. Arrays derived from it protect nothing.
         """
         shown: Array = self.array[begin:end].reshape(-1).view(np.uint8)
         if len(self._views) >= 64:
@@ -35,7 +36,7 @@ class CopyOnWriteArray:
         return shown
 
     def writable(self) -> Array:
-        """Return the array for writing: a copy takes its place where a view still exists."""
+        """Return the array for writing, replaced by a copy if a view still exists."""
         if self._views:
             if any(one() is not None for one in self._views):
                 self.array = self.array.copy()

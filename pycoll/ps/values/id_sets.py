@@ -1,4 +1,4 @@
-"""A table of ids in bounded memory: a hash of an id names a set of four slots for it."""
+"""A set-associative table of ids in bounded memory: the hash of an id names a set of four slots."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class IdSets:
     """Slots for ids. An id lies in a slot of its set, or in none. Threads: one at a time.
 
     ``size``: the number of slots, at least 1; several sets are rounded down to a power of two.
-    ``ids``: by slot its id, or -1. ``stamps``: when the id was seen, in a unit of the caller.
-    ``scores``: how much the caller wants to keep it.
+    ``ids``: by slot its id, or -1. ``stamps``: by slot a time, in a unit of the caller.
+    ``scores``: by slot how much the caller wants to keep the id.
 
     Memory: 17 bytes a slot.
     """
@@ -29,7 +29,7 @@ class IdSets:
         self.ids = np.full(slots, -1, np.int64)
         self.stamps = np.zeros(slots, np.int64)
         self.scores = np.zeros(slots, np.int8)
-        #: At least the number of slots whose stamps are no older than those of the last count.
+        #: An upper bound of the slots in use with recent stamps, since the last exact count.
         self._taken = 0
 
     def __len__(self) -> int:
@@ -41,16 +41,16 @@ class IdSets:
         return found.astype(np.int64)[:, None] * self._ways + np.arange(self._ways)
 
     def find(self, ids: Ids) -> Places:
-        """Return the slot of each id, and -1 for those that are not here."""
+        """Return the slot of each id, and -1 for ids without a slot."""
         slots = self.slots(ids)
         same = self.ids[slots] == ids[:, None]
         selected = slots[np.arange(len(ids)), same.argmax(axis=1)]
         return np.where(same.any(axis=1), selected, -1)
 
     def one_per_set(self, slots: Places) -> npt.NDArray[np.bool_]:
-        """Choose one id of each set, the last one; return which of the ids these are.
+        """Select the last id of each set; return a mask of the selected ids.
 
-        ``slots``: those of the ids, from ``slots``.
+        ``slots``: the result of ``slots`` for the ids.
         """
         owners = np.empty(len(self.ids), np.int64)
         owners[slots[:, 0]] = np.arange(len(slots))
@@ -58,8 +58,10 @@ class IdSets:
         return selected
 
     def needs_growth(self, more: int, oldest: int) -> bool:
-        """Return whether ``more`` ids and those with stamps from ``oldest`` on need over half of
-        the slots."""
+        """Return whether new and recent ids need over half of the slots.
+
+        ``more``: the number of new ids. ``oldest``: the lowest stamp of a recent id.
+        """
         self._taken += more
         if 2 * self._taken > len(self.ids):
             live = np.count_nonzero((self.ids >= 0) & (self.stamps >= oldest))
@@ -67,9 +69,9 @@ class IdSets:
         return 2 * self._taken > len(self.ids)
 
     def double(self) -> tuple[Places, Places]:
-        """Take twice as many sets; return the old slots of all ids, and their new ones.
+        """Double the number of sets; return the old slots of all ids, and their new ones.
 
-        Each id keeps its place in a set, so no two of them meet.
+        Each id keeps its position within its set, so no two ids collide.
         """
         old = np.flatnonzero(self.ids >= 0)
         ids, stamps, scores = self.ids[old], self.stamps[old], self.scores[old]

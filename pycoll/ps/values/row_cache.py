@@ -1,12 +1,12 @@
-"""Rows that a worker keeps of those that it has pulled, to answer later pulls without a message.
+"""A worker's cache of pulled rows, which answers later pulls without a message.
 
-A use makes a row stay while some other ids ask for its slot, so rows that are used most stay. With
-``HOT`` the worker keeps only rows that pay by ``RowRepeats``, and takes as many slots as they need.
+A use protects a row from some other ids that need its slot, so the most used rows stay. With
+``HOT`` the cache keeps only rows that ``RowRepeats`` selects, and takes as many slots as they need.
 
-A row may be answered while the consistency allows it. With "bsp", Backup and SSP(s) an answer of a
-server tells the version of its rows, which holds all pushes of so many rounds; a worker at clock c
-may see it while the version is at least c - s. With "asp" a row is answered until this worker ends
-its round, in at most ``PULLS_MAX`` pulls of the table.
+The cache answers with a row while the consistency allows it. With "bsp", Backup and SSP(s), the
+answer of a server carries the version of its rows, which contain all pushes of that many rounds. A
+worker at clock c may see a row while its version is at least c - s. With "asp" the cache answers
+with a row until this worker ends its round, in at most ``PULLS_MAX`` pulls of the table.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ Array = npt.NDArray[Any]
 
 #: The most rows of a cache.
 ROWS_MAX = 1 << 30
-#: With "asp": so many pulls later a row is fetched again.
+#: With "asp": after so many pulls of the table the worker pulls a row again.
 PULLS_MAX = 16
-#: Keeps the rows that pay, as many as there are.
+#: The value of ``cache_rows`` that keeps the rows which ``RowRepeats`` selects.
 HOT = "hot"
-#: The slots for hot rows at first, and the limits of their growth: slots, and bytes of rows.
+#: The first number of slots for hot rows, the most slots, and the most bytes of rows.
 _HOT_FIRST, _HOT_MAX, _HOT_BYTES_MAX = 64, 1 << 18, 64 << 20
-#: How many other ids a row survives in its slot after its last use.
+#: The number of other ids from which a use protects a row.
 _USES_MAX = 7
 
 
@@ -54,8 +54,8 @@ def check_cache(rows: Any) -> None:
 
 
 class Lookup(NamedTuple):
-    """A look at the cache. ``hits``: which of the ids were there. ``stamp`` and ``pushes``: for
-    ``insert``, when it was."""
+    """The result of a lookup. ``hits``: a mask of the ids whose rows the cache had. ``stamp`` and
+    ``pushes``: the time of the lookup, for ``insert``."""
 
     hits: npt.NDArray[np.bool_]
     stamp: int
@@ -66,7 +66,7 @@ class RowCache:
     """The rows of one table that a worker keeps. Threads: any.
 
     ``rows``: how many at most, at least 1; several sets are rounded down to a power of two of them.
-    ``HOT`` for those that pay. ``hits`` and ``misses`` count the rows that were asked for.
+    ``HOT`` for those that repeat. ``hits`` and ``misses`` count the rows of lookups.
     """
 
     def __init__(self, terms: TableTerms, rows: int | str, consistency: Consistency) -> None:
@@ -82,18 +82,18 @@ class RowCache:
             first = min(_HOT_FIRST, most)
         #: The most slots.
         self._most = most
-        #: Stamps are versions of rows; with "asp" numbers of pulls. Worth counts uses.
+        #: Stamps are versions of rows; with "asp" numbers of pulls. Scores count protection.
         self._sets = IdSets(first)
         self._rows = np.empty((len(self._sets), terms.dim), numpy_dtype(terms.dtype))
         self._pulls = 0
         #: The worker's newest clock, and the number of the first pull at that clock.
         self._clock, self._since = 0, 0
-        #: Counts this worker's pushes twice: as they begin, and when they have been sent. An answer
-        #: to an earlier pull may lack them.
+        #: Grows when a push of this worker begins, and when it has been sent. An answer to a pull
+        #: before either may lack the push.
         self._pushes = 0
-        #: Pushes that are being sent by now. An answer may lack them.
+        #: The number of pushes that are being sent now. An answer may lack them.
         self._sending = 0
-        #: Whether servers add what is pushed; None until a server has answered a push.
+        #: Whether servers add pushes, or step by them; None until a server has answered one.
         self._adds: bool | None = None
 
     def counts(self) -> dict[str, int]:
@@ -116,7 +116,7 @@ class RowCache:
         return max(self._since, self._pulls - PULLS_MAX)
 
     def lookup(self, ids: Ids, clock: int, target: Array) -> Lookup:
-        """Copy the rows that are here to their places in ``target``; ``clock``: the worker's."""
+        """Copy cached rows to their places in ``target``. ``clock``: the worker's clock."""
         with self._lock:
             self._oldest(clock)
             self._pulls += 1
@@ -132,9 +132,10 @@ class RowCache:
             return Lookup(hits, self._pulls, self._pushes)
 
     def insert(self, ids: Ids, rows: Array, version: int, clock: int, lookup: Lookup) -> None:
-        """Keep rows of different ids that a server has answered after a look.
+        """Keep rows of different ids from a server's answer.
 
-        ``version``: that of the answer. ``clock``: the worker's now.
+        ``version``: of the answer. ``clock``: the worker's clock now. ``lookup``: the one ahead of
+        the pull.
         """
         stamp = lookup.stamp if self._staleness is None else version
         with self._lock:
@@ -152,7 +153,7 @@ class RowCache:
                     return
 
     def _grow(self, ids: Ids, oldest: int) -> None:
-        """Take more slots if these ids and the rows that may be used need over half of them."""
+        """Double the slots while these ids and the usable rows need over half of them."""
         sets = self._sets
         new = int(np.count_nonzero(sets.find(ids) < 0))
         while 2 * len(sets) <= self._most and sets.needs_growth(new, oldest):
@@ -162,7 +163,7 @@ class RowCache:
             self._rows = rows
 
     def _enter(self, ids: Ids, rows: Array, stamp: int, oldest: int) -> npt.NDArray[np.bool_]:
-        """Decide about one id of each set; return which these were."""
+        """Insert or refuse one id of each set; return a mask of these ids."""
         sets = self._sets
         slots = sets.slots(ids)
         chosen = sets.one_per_set(slots)
@@ -181,10 +182,10 @@ class RowCache:
         return chosen
 
     def note_push(self, ids: Ids, rows: Array, rows_of_ids: Places) -> None:
-        """Note a push that begins, of ``rows[turns]`` for different ids: later pulls of this worker
-        see it.
+        """Apply a push that begins to the cached rows, so that later pulls of this worker see it.
 
-        With "bsp" and Backup a pull sees no push of an open round.
+        ``rows[rows_of_ids]``: the pushed rows of the ids, which are different. With "bsp" and
+        Backup this does nothing, since a pull sees no push of an open round.
         """
         if self._folds:
             return
@@ -198,7 +199,7 @@ class RowCache:
             self._rows[slots[here]] += rows[rows_of_ids[here]]
 
     def _drop(self, ids: Ids) -> None:
-        """Forget rows that servers have changed in a way that this worker does not know."""
+        """Remove rows whose values on the servers this worker cannot compute."""
         slots = self._sets.find(ids)
         self._sets.ids[slots[slots >= 0]] = -1
         if self._repeats is not None:
@@ -206,9 +207,9 @@ class RowCache:
 
     @contextlib.contextmanager
     def hold_answers(self) -> Iterator[None]:
-        """Keep no answer that may lack the push which the block notes and sends.
+        """Keep no answers while the block notes and sends a push.
 
-        Another thread's pull may be sent in between.
+        Another thread may send a pull in between, whose answer may lack the push.
         """
         with self._lock:
             self._sending += not self._folds
@@ -220,7 +221,7 @@ class RowCache:
                 self._pushes += not self._folds
 
     def step(self) -> None:
-        """Note that this worker gives the table an optimizer: later pushes are no sums."""
+        """Note that the table gets an optimizer, so servers do not add later pushes."""
         with self._lock:
             self._adds = False
 

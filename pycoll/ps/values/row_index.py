@@ -1,4 +1,4 @@
-"""Where the rows of a table lie: a hash table in NumPy arrays, which native code searches."""
+"""The index of a table's rows: a hash table in NumPy arrays, which native code searches."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ Ids = npt.NDArray[np.int64]
 Places = npt.NDArray[np.int64]
 
 _FIRST_SLOTS = 1 << 10
-#: Rows of a part at most: places are 32-bit numbers.
+#: The most rows of a part, since places are 32-bit numbers.
 ROWS_MAX = (1 << 31) - 1
 
 
-#: The memory of the results of ``spread_ids``.
+#: The buffers for results of ``spread_ids``.
 _SPREADS = BufferPool(8 << 20)
 
 
 def shards_of(ids: Any, shards: int) -> npt.NDArray[np.int64]:
-    """Return the shard that holds each row. The bits used here are not those of ``RowIndex``."""
+    """Return the shard that holds each row. It uses other bits of the hash than ``RowIndex``."""
     found: npt.NDArray[np.uint64] = (hashes(ids) >> np.uint64(32)) % np.uint64(shards)
     return found.astype(np.int64)
 
@@ -45,7 +45,7 @@ class SpreadIds(NamedTuple):
 
 
 def spread_ids(ids: Ids, shards: int) -> SpreadIds:
-    """Return the different ones of some ids by the shards of ``shards_of``."""
+    """Return the different ids, by the shards of ``shards_of``."""
     memory = _SPREADS.take(3 * ids.nbytes).view(np.int64).reshape(3, -1)
     different, places, firsts = memory
     bounds = np.empty(shards + 1, np.int64)

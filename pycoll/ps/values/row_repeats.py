@@ -1,7 +1,7 @@
-"""Which rows pay to keep: those that a worker mostly pulls again while an old answer is allowed.
+"""Predicts which rows a worker pulls again while an earlier answer is still allowed.
 
-Each id has a score from 0 to 3. A pull that an earlier answer could serve raises the score, and one
-that it could not serve lowers it. A score of 2 or 3 predicts that the next answer serves a pull.
+Each id has a score from 0 to 3. A pull that an earlier answer could serve raises the score, and a
+later pull lowers it. A score of 2 or 3 predicts that the next answer serves another pull.
 
 Source: the two-bit counters of branch predictors (Smith, "A study of branch prediction strategies",
 ISCA 1981).
@@ -15,7 +15,7 @@ import numpy.typing as npt
 from pycoll.ps.values.id_sets import WAYS, IdSets
 from pycoll.ps.values.row_index import Ids
 
-#: The highest score, and the lowest one of an id that pays.
+#: The highest score, and the lowest score of an id whose rows are kept.
 _SCORE_MAX, _PAYS = 3, 2
 #: The first and the largest number of ids with a score. The largest takes 17 MiB.
 _FIRST_IDS, _IDS_MAX = 1 << 12, 1 << 20
@@ -38,7 +38,7 @@ class RowRepeats:
         self._turn = 0
 
     def note_hits(self, ids: Ids) -> None:
-        """Note different ids whose kept rows have answered a pull."""
+        """Note different ids whose cached rows have answered a pull."""
         slots = self._sets.find(ids)
         here = slots[slots >= 0]
         self._sets.scores[here] = np.minimum(self._sets.scores[here] + 1, _SCORE_MAX)
@@ -49,7 +49,7 @@ class RowRepeats:
         self._sets.stamps[slots[slots >= 0]] = _NEVER
 
     def note_answers(self, ids: Ids, stamp: int, oldest: int) -> npt.NDArray[np.bool_]:
-        """Note different ids whose rows servers have sent; return which of them pay to keep.
+        """Note different ids whose rows servers have sent; return a mask of those to keep.
 
         ``stamp``: of the answer. ``oldest``: the lowest stamp that a pull may use now.
         """
@@ -67,7 +67,7 @@ class RowRepeats:
         new = ids[~known]
         while len(sets) < _IDS_MAX and sets.needs_growth(len(new), oldest):
             sets.double()
-        # Where there are more new ids than slots, all of them shall get a turn.
+        # Rotate, so that each id gets a turn if there are more new ids than slots.
         self._turn += 1
         new = np.roll(new, self._turn * _STEP % max(1, len(new)))
         for _ in range(WAYS):

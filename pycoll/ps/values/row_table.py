@@ -34,7 +34,7 @@ _FACTS = {"number": int, "table": str}
 
 
 class TablePlacement(NamedTuple):
-    """A table's place: a part in each shard. ``number``: of the key."""
+    """The placement of a table: a part in each shard. ``number``: the key's."""
 
     number: int
     terms: TableTerms
@@ -45,7 +45,7 @@ class TablePlacement(NamedTuple):
 
     @classmethod
     def from_text(cls, text: str | bytes) -> TablePlacement:
-        """Read a place. Raises ValueError for any other text."""
+        """Read a placement. Raises ValueError for any other text."""
         facts = json_object(read_json(text), _FACTS)
         return cls(facts["number"], TableTerms.from_text(facts["table"]))
 
@@ -104,7 +104,7 @@ class Table:
         if self.cache is not None:
             return self._pull_some(wanted, spread, target, priority, async_op)
         if count == len(wanted) and self._shards == 1:
-            # Answers are in the caller's order, so they are received where they belong.
+            # Answers have the caller's order, so they are received in its array.
             requests = self._begin_pulls(spread.different, spread.bounds, target.memory, priority)
             return self._complete(wanted, requests, target.finish, async_op)
         data = self._store._buffers.take(count * self.terms.row_bytes)
@@ -165,7 +165,7 @@ class Table:
     def _complete(
         self, wanted: Ids, requests: list[Request], finish: Callable[[], Any], async_op: bool
     ) -> Any:
-        # Meanwhile the servers work.
+        # Counting runs here since the servers work on the requests meanwhile.
         self._hot.note(wanted)
         return self._store._complete(requests, f"pull of table {self.name!r}", finish, async_op)
 
@@ -173,7 +173,7 @@ class Table:
         return memory.view(numpy_dtype(self.terms.dtype)).reshape(-1, self.terms.dim)
 
     def _place(self, data: Bytes, places: Any, memory: Bytes) -> None:
-        """Copy the row at each place to its turn in ``memory``."""
+        """Copy the row at each place to ``memory``, in the order of ``places``."""
         views = _core.view(self._rows_in(memory)), _core.view(self._rows_in(data))
         _core.take_rows(*views, _core.view(places))
 
@@ -214,7 +214,7 @@ class Table:
             if self.cache is not None:
                 self.cache.note_push(ids, rows, source)
             requests = self._send(spread.bounds, ids, rows, source, priority)
-        # Meanwhile the servers work.
+        # Counting runs here since the servers work on the requests meanwhile.
         self._hot.note(wanted)
         return self._store._complete(requests, f"push of table {self.name!r}", _none, async_op)
 
@@ -288,7 +288,7 @@ class Table:
         return framework, like, given.astype(np.int64)
 
     def _ranges(self, bounds: list[int]) -> list[tuple[int, int, int]]:
-        """Return the ranges of messages as (shard, begin, end), in the order of their sending."""
+        """Return the ranges of messages as (shard, begin, end), in the order of sending."""
         step = self.terms.rows_of_message
         found = [
             (begin - bounds[shard], shard, begin, min(begin + step, bounds[shard + 1]))

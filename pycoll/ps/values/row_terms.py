@@ -1,4 +1,4 @@
-"""The terms of a table, and the elements of a row that nobody has changed yet."""
+"""The terms of a table, and the initial elements of its rows."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from pycoll.untrusted import json_object, read_json
 
 Array = npt.NDArray[Any]
 
-#: The types of tables. The ones with fractions can be stepped by optimizers.
+#: The types of tables, and those of them that optimizers can step.
 TABLE_TYPES = (DType.INT32, DType.INT64, DType.FLOAT32, DType.FLOAT64)
 FRACTIONS = (DType.FLOAT32, DType.FLOAT64)
 #: A table without a number of rows has ids below this one.
 IDS_END = 1 << 62
 _FACTS = {"dtype": int, "rows": int, "dim": int, "init": str, "seed": int}
 _FORMS = ("zeros", "normal", "uniform")
-#: How many elements are made at once, so that their temporary memory stays small.
+#: The elements that one step of ``first_rows`` makes, which bounds its temporary memory.
 _ROWS_AT_ONCE = 1 << 19
 
 
@@ -107,7 +107,7 @@ def read_init(init: Any) -> tuple[str, float]:
 
 
 def first_rows(terms: TableTerms, ids: npt.NDArray[np.int64]) -> Array:
-    """Return the rows as they are before any push: a function of seed, id and column alone.
+    """Return the rows before any push: a function of seed, id and column alone.
 
     The elements come from hashes by whole numbers and one multiplication, so every server and every
     restart has the same bits. "normal" adds 12 uniform numbers: its tails end at 6 deviations.

@@ -1,4 +1,4 @@
-"""Optimizers that step on servers: a closed set, told to them as numbers.
+"""Optimizers that step on servers: a closed set, sent to them as numbers.
 
 Each step is made of additions, multiplications, divisions and square roots of single elements, so
 all replicas compute the same bits, whatever their processors are.

@@ -30,14 +30,14 @@ class StoreValues:
         return self._of(rule).load(rule, payload)
 
     def set_optimizer(self, rule: int, value: Any, form: Any) -> Any:
-        """Return the value that steps by an optimizer, of which ``form`` is the form.
+        """Return the value with an optimizer. ``form``: the optimizer in its serialized form.
 
         Values that no optimizer can step stay as they are. Raises ValueError for a wrong form.
         """
         return self._of(rule).set_optimizer(rule, value, Optimizer.from_bytes(form))
 
     def refusal(self, rule: int, value: Any, payload: Any) -> str:
-        """Return why the payload is no push of this part, or an empty text."""
+        """Return why the payload does not fit this part, or an empty text."""
         text: str = self._of(rule).refusal(rule, value, payload)
         return text
 
@@ -50,7 +50,7 @@ class StoreValues:
         return value.optimizer is not None
 
     def read(self, rule: int, value: Any, query: Any) -> Any:
-        """Return the payload that tells the value. Raises ValueError for a wrong ``query``."""
+        """Return the value as a payload. Raises ValueError for a wrong ``query``."""
         return self._of(rule).read(rule, value, query)
 
     def nbytes(self, value: Any) -> int:
@@ -66,9 +66,9 @@ class StoreValues:
         return pieces
 
     def join(self, rule: int, pieces: Sequence[Any]) -> Any:
-        """Return the value of which ``pieces`` made these payloads."""
+        """Return the value from the payloads that ``pieces`` made."""
         return self._of(rule).join(rule, pieces)
 
     def restore(self, rule: int, value: Any, place: int, payload: Any) -> Any:
-        """Return the value with a piece of an earlier one. Raises ValueError for a wrong piece."""
+        """Return the value with one piece of a saved value. Raises ValueError for a wrong piece."""
         return self._of(rule).restore(rule, value, place, payload)

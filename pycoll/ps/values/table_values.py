@@ -1,8 +1,8 @@
-"""Values that are tables: rows by id, made when they are first pushed.
+"""Values that are tables: rows by id, which the first push of an id creates.
 
-A part of a table holds the rows of one shard. A push is the ids, in any order, and then a row of
-each; rows of an id that repeats count in their order. A pull asks with ids, and is answered with
-the rows. A pull of a row that nobody has pushed computes it, and stores nothing.
+A part of a table holds the rows of one shard. A push is ids in any order, and then a row of each;
+rows of a repeated id are added in their order. A pull is ids, and its answer their rows. A pull of
+a row without a push computes the row, and stores nothing.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from pycoll.untrusted import json_object, read_json
 
 Array = npt.NDArray[Any]
 
-#: An optimizer steps so many bytes of rows at once, which stay in the caches of a core meanwhile.
+#: The bytes of rows that one step of an optimizer changes, so that they stay in a core's cache.
 _STEP_BYTES = 128 << 10
-#: The bytes of answers that a part keeps for the next ones.
+#: The most unused bytes of answer buffers that a part keeps for each size.
 _ANSWERS_BYTES = 16 << 20
 #: The members of a part's first payload.
 TABLE_FACTS = {"terms": str, "rows": int, "optimizer": str}
@@ -60,7 +60,7 @@ class TableValue:
         return [self.rows, *self.states, *([] if self.steps is None else [self.steps])]
 
     def set_optimizer(self, optimizer: Optimizer) -> None:
-        """Step by this optimizer from now on. The state stays where it has the same form."""
+        """Step by this optimizer from now on. State of the same form is kept."""
         old, self.optimizer = self.optimizer, optimizer
         if old is not None and (old.name, old.states) == (optimizer.name, optimizer.states):
             return
@@ -72,7 +72,7 @@ class TableValue:
         self.steps = counts if optimizer.counts_steps else None
 
     def places(self, ids: Ids) -> npt.NDArray[np.int64]:
-        """Return the places of rows, and make those that there are not."""
+        """Return the places of rows, and create missing rows."""
         begin = self.index.count
         places = self.index.add(ids)
         end = self.index.count
@@ -96,17 +96,17 @@ class TableValue:
             old = one.array
             grown = np.empty((capacity, *old.shape[1:]), old.dtype)
             grown[: len(old)] = old
-            # Views of the old array keep it, and nobody writes to it any more.
+            # Views of the old array keep it alive, and it is not written any more.
             one.array = grown
 
     def add(self, ids: Ids, rows: Array) -> None:
-        """Add to these rows, in their order."""
+        """Add ``rows`` to the rows of these ids, in their order."""
         places = self.places(ids)
         views = _core.view(self.rows.writable()), _core.view(places), _core.view(rows)
         _core.add_rows(*views)
 
     def step(self, ids: Ids, gradient: Array) -> None:
-        """Let the optimizer change these rows, which are different."""
+        """Step the rows of these ids, which are different, by the optimizer."""
         places = self.places(ids)
         for one in self.arrays:
             one.writable()
@@ -142,13 +142,13 @@ class TableValues:
         return TableValue(TableTerms.from_text(bytes(payload)))
 
     def set_optimizer(self, rule: int, value: TableValue, optimizer: Optimizer) -> TableValue:
-        """Return the value that steps by this optimizer; one of whole numbers stays as it is."""
+        """Return the value with this optimizer; a table of whole numbers does not change."""
         if value.terms.dtype in FRACTIONS:
             value.set_optimizer(optimizer)
         return value
 
     def refusal(self, rule: int, value: TableValue, payload: Any) -> str:
-        """Return why the payload is no push of this part, or an empty text."""
+        """Return why the payload does not fit this part, or an empty text."""
         try:
             _split(value.terms, payload)
         except ValueError as error:
@@ -202,14 +202,14 @@ class TableValues:
             "optimizer": "" if value.optimizer is None else value.optimizer.to_bytes().hex(),
         }
         payloads: list[Any] = [json.dumps(facts).encode()]
-        # Ids never change at their place, so they need no protection.
+        # An id never changes at its place, so these views need no protection.
         payloads += _cut(CopyOnWriteArray(value.index.ids), count)
         for one in value.arrays:
             payloads += _cut(one, count)
         return payloads
 
     def join(self, rule: int, pieces: Sequence[Any]) -> TableValue:
-        """Return the value of which ``pieces`` made these payloads."""
+        """Return the value from the payloads that ``pieces`` made."""
         if not pieces:
             raise ValueError("a table of no piece")
         facts = json_object(read_json(bytes(pieces[0])), TABLE_FACTS)
@@ -228,10 +228,10 @@ class TableValues:
         return value
 
     def restore(self, rule: int, value: TableValue, place: int, payload: Any) -> TableValue:
-        """Return the value with rows of an earlier one.
+        """Return the value with rows of a saved one.
 
-        ``place``: 0 for the form of its optimizer; then rows, states and steps by their number from
-        1, as ids and a row of each.
+        ``place``: 0 for the optimizer; then rows, states and steps by their number from 1. Their
+        payload is ids and a row of each.
         """
         if place == 0:
             return self.set_optimizer(rule, value, Optimizer.from_bytes(payload))
@@ -285,13 +285,13 @@ def _split_rows(payload: Any, like: Array) -> tuple[Ids, Array]:
 
 
 def _check_ids(terms: TableTerms, ids: Ids) -> None:
-    # A negative number is above all others as one without a sign.
+    # As an unsigned number, a negative one is above all valid ids.
     if len(ids) and int(ids.view(np.uint64).max()) >= terms.end:
         raise ValueError(f"ids that are not all from 0 to {terms.end - 1}")
 
 
 def _cut(values: CopyOnWriteArray, count: int) -> Iterator[Array]:
-    """Yield the first elements in pieces that fit messages."""
+    """Yield views of the first elements, each of which fits a message."""
     array = values.array
     step = rows_of_piece(array[:1].nbytes)
     for begin in range(0, count, step):
