@@ -113,7 +113,7 @@ def check_replicas(replicas: Any, most: int, why: str = "") -> int:
     return replicas
 
 
-class Opening:
+class StoreOpener:
     """Opens a store on communicator ``base``. All its ranks do so at the same time.
 
     ``serves``: whether this rank serves. ``terms``: returns the terms, or None if only other ranks

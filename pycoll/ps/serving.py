@@ -18,7 +18,7 @@ from pycoll.ps.keyed_store import Store
 from pycoll.ps.membership.joining import JoinRequest, join_store
 from pycoll.ps.opening import (
     REPLICAS_MAX,
-    Opening,
+    StoreOpener,
     Terms,
     check_replicas,
     check_terms,
@@ -138,7 +138,7 @@ def serve_store(
             )
         return checked
 
-    Opening(comm, True, terms).open_server().run()
+    StoreOpener(comm, True, terms).open_server().run()
 
 
 def connect(
@@ -204,8 +204,8 @@ def connect(
 
 
 def _open_store(base: Communicator, terms: Callable[[], Terms | None]) -> Store:
-    opening = Opening(base, False, terms)
-    agreed, links = opening.open_worker()
+    opener = StoreOpener(base, False, terms)
+    agreed, links = opener.open_worker()
     workers = tuple(rank for rank in range(base.size) if rank not in agreed.servers)
     return Store(links, (base.rank, workers), agreed.consistency, base.timeout_s)
 
@@ -273,7 +273,7 @@ def _join_with_ticket(ticket: str, request: JoinRequest) -> Store:
 
 def _serve_store_of_job(base: Communicator) -> Callable[[], None]:
     """Open a store as a server of a job; return the function that serves it."""
-    return Opening(base, True, lambda: None).open_server().run
+    return StoreOpener(base, True, lambda: None).open_server().run
 
 
 serve_stores.append(_serve_store_of_job)

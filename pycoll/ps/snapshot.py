@@ -55,9 +55,9 @@ def pieces_of(shard: Shard, lsn: int) -> Iterator[Message]:
         values = list(shard.arithmetic.pieces(part.value))
         payloads += values
         open_pushes = [
-            (round_number, who, one)
+            (round_number, worker, one)
             for round_number, by in sorted(part.pending.items())
-            for who, one in sorted(by.items())
+            for worker, one in sorted(by.items())
         ]
         for _, _, pushes in open_pushes:
             payloads += pushes
@@ -70,7 +70,8 @@ def pieces_of(shard: Shard, lsn: int) -> Iterator[Message]:
                 "clocks": part.clocks,
                 "values": len(values),
                 "pending": [
-                    [round_number, who, len(pushes)] for round_number, who, pushes in open_pushes
+                    [round_number, worker, len(pushes)]
+                    for round_number, worker, pushes in open_pushes
                 ],
             }
         )
@@ -141,9 +142,9 @@ class SnapshotReader:
                 part_facts["version"],
             )
             part.clocks = _numbers(part_facts["clocks"])
-            for round_number, who, count in part_facts["pending"]:
+            for round_number, worker, count in part_facts["pending"]:
                 pushes = [next(payloads) for _ in range(count)]
-                part.pending.setdefault(round_number, {})[who] = pushes
+                part.pending.setdefault(round_number, {})[worker] = pushes
             shard.parts[part_facts["key"], part_facts["part"]] = part
         shard.live = list(facts["live"])
         shard.clocks = _numbers(facts["clocks"])

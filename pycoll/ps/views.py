@@ -379,7 +379,9 @@ class ViewManager:
     def _propose(self, chains: list[tuple[int, ...]], filling: list[int]) -> None:
         view, length = self.view, self.view.length
         # The only server of a chain has all updates that it has acknowledged.
-        self._unsynced = {one: who for one, who in self._unsynced.items() if chains[one][1:]}
+        self._unsynced = {
+            shard: last for shard, last in self._unsynced.items() if chains[shard][1:]
+        }
         for shard, chain in enumerate(chains):
             if filling[shard] in self.leaving or self._is_cut_off(chain, filling[shard]):
                 filling[shard] = -1
