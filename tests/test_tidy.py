@@ -308,6 +308,8 @@ OLD_WORDS = {
     r"misleads": "aliases_4k",
     r"own_part|Turn": "CopyStrategy, ChannelTicket",
     r"Coordinator": "Controller",
+    r"SignsOfLife|signs? of (?:life|loss)": "heartbeats, loss detection",
+    r"ShownArray|ReusedMemory": "CopyOnWriteArray, BufferPool",
 }
 
 

@@ -43,7 +43,7 @@ _RETRY_MAX_S = 0.2
 
 
 class JoinRequest(NamedTuple):
-    """What a process asks for: to serve, or to work as ``rank``, -1 for a new worker.
+    """The request of a process: to serve, or to work as ``rank``, -1 for a new worker.
 
     ``replicas`` and ``consistency``: the terms that it expects; -1 and empty for any.
     """
