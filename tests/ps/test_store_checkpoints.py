@@ -357,7 +357,7 @@ def test_a_worker_that_does_not_call_is_named(tmp_path: Path) -> None:
 
 def small(path: Path, value: int) -> None:
     writer = CheckpointWriter(path)
-    with checkpoint_files.written(writer):
+    with checkpoint_files.abandon_on_error(writer):
         writer.add("values/w", np.full(10, value))
         facts: dict[str, Any] = {"consistency": "bsp", "round": value, "clocks": [value]}
         writer.finish({**facts, "optimizer": "", "keys": [], "tables": []})
