@@ -417,7 +417,7 @@ def check_a_rank_that_is_behind_in_steps_keeps_its_residuals() -> None:
             assert optimizer.local_state.step == 5
         elif hvd.rank() == 0:
             optimizer.meet_again()
-        optimizer._met()
+        optimizer._meet()
         assert optimizer.local_state.step == 5
         assert all(map(np.array_equal, optimizer.local_state.residuals, held))
         optimizer.finish()
