@@ -263,9 +263,9 @@ class ServerMachine:
             self.ended += [(joining, one) for one in sorted(ended - known - {joining.rank})]
             self._accepted = joining.serial, ended
 
-    def _report_join(self, word: Message) -> None:
-        self._join_report = word
-        self._send_to_manager(word)
+    def _report_join(self, report: Message) -> None:
+        self._join_report = report
+        self._send_to_manager(report)
 
     def _send_to_manager(self, message: Message) -> None:
         self.voter.handle(self.me, message)
@@ -276,15 +276,15 @@ class ServerMachine:
 
     def _check_newcomer(self) -> None:
         """Note the newcomer of a new view, and repeat what an earlier manager may have lost."""
-        joining, admission, word = self.view.joining, self._admission, self._join_report
+        joining, admission, report = self.view.joining, self._admission, self._join_report
         if joining is not None:
             if admission is not None and admission.meeting == joining.meeting:
                 self._admission = None
             if joining.serial > self._joins and joining.rank != self.me:
                 self._joins = joining.serial
                 self.newcomers.append(joining)
-            if word is not None and word.key == joining.serial:
-                self._send_to_manager(word)
+            if report is not None and report.key == joining.serial:
+                self._send_to_manager(report)
         elif admission is not None:
             self.request_admission(admission)
 
