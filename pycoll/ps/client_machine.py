@@ -10,6 +10,7 @@ import heapq
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from pycoll.errors import InvalidArgumentError
 from pycoll.ps.membership.newcomers import Newcomer
 from pycoll.ps.messages import ANSWERS, DROPPED, FENCES, UPDATES, Kind, Message
 from pycoll.ps.replica import WORKER_LOST
@@ -21,6 +22,12 @@ WINDOW = 16
 #: The failure of a request that needs a worker which is gone.
 WORKER_IS_GONE = "a worker is gone"
 _ORDERED = frozenset((Kind.PUSH, Kind.LOAD, Kind.RESTORE))
+
+
+def check_priority(priority: Any) -> None:
+    """Raise InvalidArgumentError for a priority that does not order requests."""
+    if isinstance(priority, bool) or not isinstance(priority, int):
+        raise InvalidArgumentError(f"priority is {priority!r}: expected a whole number")
 
 
 class Request:

@@ -17,7 +17,7 @@ from pycoll.errors import (
     TimeoutError,
 )
 from pycoll.ps.array_memory import Bytes, Target, Terms, new_target, read_array, target_in
-from pycoll.ps.client_machine import Request
+from pycoll.ps.client_machine import Request, check_priority
 from pycoll.ps.consistency import Consistency
 from pycoll.ps.membership.newcomers import agreed_start
 from pycoll.ps.messages import ALL, CREATES, ENDS_ROUND, NAMES, NO_WAIT, PULLS, Kind, Message
@@ -431,7 +431,8 @@ class Store:
 
         ``x``: an array with the dtype and shape of the key. ``priority``: a whole number; requests
         with a higher one are sent earlier, as long as the order within a key and around a clock is
-        kept. ``async_op``: return a work at once; x must stay unchanged until its ``wait()``
+        kept. It orders those that wait because 16 pushes of their shard are on their way.
+        ``async_op``: return a work at once; x must stay unchanged until its ``wait()``
         returns.
 
         Returns None, once the servers have the values: with "asp" and SSP they are applied, with
@@ -469,7 +470,7 @@ class Store:
         array([0., 1., 2.])
         """
         found = self._find_key(key)
-        _check_priority(priority)
+        check_priority(priority)
         target = self._target(found, out)
         requests = self._begin_pull(found, target.memory, priority)
         return self._complete(requests, f"pull of {key!r}", target.finish, async_op)
@@ -529,7 +530,7 @@ class Store:
         self, key: _Key, x: Any, priority: int, flags: int, memory: Bytes | None = None
     ) -> list[Request]:
         """Begin the pushes of x. With the flag PULLS, ``memory`` receives the answered values."""
-        _check_priority(priority)
+        check_priority(priority)
         _, terms, data = read_array(x)
         placement = key.placement
         if terms != placement.terms:
@@ -878,11 +879,6 @@ def _check_name(key: Any) -> bytes:
             f"key is {key!r}: expected a text of 1 to {KEY_BYTES_MAX} bytes without NUL"
         )
     return name
-
-
-def _check_priority(priority: Any) -> None:
-    if isinstance(priority, bool) or not isinstance(priority, int):
-        raise InvalidArgumentError(f"priority is {priority!r}: expected a whole number")
 
 
 def _terms_text(terms: Terms, update: str = "") -> str:

@@ -684,6 +684,7 @@ def test_wrong_arguments_are_named_before_anything_is_sent() -> None:
             ),
             ("priority is 1.5: expected", lambda: store.pull("w", priority=1.5)),  # type: ignore
             ("priority is 'high'", lambda: store.push("w", x, priority="high")),  # type: ignore
+            ("priority is None", lambda: store.push_pull("w", x, priority=None)),  # type: ignore
             (
                 "out has shape (2,), but the result has (3,)",
                 lambda: store.pull("w", out=np.ones(2, np.float32)),

@@ -32,7 +32,8 @@ def test_rows_of_all_workers_are_added_once(replicas: int) -> None:
         assert begun.tobytes() == first_rows(table.terms, ids).tobytes()
         table.push(ids, np.ones((count, 64), np.float32))
         repeated = draw.integers(0, 50, 1000)
-        counts.push(repeated, np.ones((1000, 1), np.int64))
+        pushing = counts.push(repeated, np.ones((1000, 1), np.int64), priority=1, async_op=True)
+        assert pushing.wait() is None
         store.push("arrived", np.eye(2)[comm.rank])
         while store.pull("arrived").sum() < 2:
             pass
@@ -82,6 +83,8 @@ def test_wrong_rows_are_named_and_nothing_is_applied() -> None:
         assert store.table("t", rows=10, dim=2) is table
         store.init("w", np.zeros(2, np.int64))
         ones = np.ones((2, 2), np.float32)
+        word: Any = "high"
+        half: Any = 1.5
         one, endless = ones[:1], store.table("endless", dim=2)
         wrong: list[tuple[str, Any]] = [
             (r"ids\[1\] is -1: expected 0 to 9", lambda: table.push([1, -1], ones)),
@@ -108,6 +111,9 @@ def test_wrong_rows_are_named_and_nothing_is_applied() -> None:
                 "dtype is 'float16': expected one of 'int32'",
                 lambda: store.table("v", dim=1, dtype="float16"),
             ),
+            ("priority is 'high'", lambda: table.push([1, 2], ones, priority=word)),
+            ("priority is 1.5", lambda: table.pull([1], priority=half)),
+            ("priority is True", lambda: table.pull([1], priority=True)),
             ("dim is 0", lambda: store.table("v", dim=0)),
             ("key is 'w', which no optimizer", lambda: store.set_optimizer(ps.SGD(0.1), "w")),
             ("key 'x' is not known", lambda: store.set_optimizer(ps.SGD(0.1), "x")),

@@ -17,6 +17,7 @@ import numpy as np
 from pycoll import _core
 from pycoll.errors import InvalidArgumentError
 from pycoll.ps.array_memory import Bytes, Terms, new_target, read_array, target_in
+from pycoll.ps.client_machine import check_priority
 from pycoll.ps.messages import Kind
 from pycoll.ps.values.row_cache import RowCache
 from pycoll.ps.values.row_index import HotIds, Ids, spread_ids
@@ -96,6 +97,7 @@ class Table:
                [0., 0.],
                [0., 0.]], dtype=float32)
         """
+        check_priority(priority)
         framework, like, wanted = self._read_ids(ids)
         shape = Terms(self.terms.dtype, (len(wanted), self.terms.dim))
         target = new_target(framework, like, shape) if out is None else target_in(out, shape)
@@ -195,6 +197,7 @@ class Table:
         >>> table = store.table("u", dim=2)
         >>> table.push([5, 5], np.ones((2, 2), np.float32))
         """
+        check_priority(priority)
         _, _, wanted = self._read_ids(ids)
         _, terms, data = read_array(grads, "grads")
         expected = Terms(self.terms.dtype, (len(wanted), self.terms.dim))
