@@ -1,6 +1,6 @@
-// The inline cache of calls: what Python found for a call, by the layout of its arguments. It holds
-// no rule about arguments: two calls with equal keys mean the same, whatever they mean. Requires
-// everywhere: the GIL.
+// The inline cache of calls: what Python found for a call, by the layout of its arguments. The
+// cache checks no argument. It relies on one rule: calls with equal keys, whose exchanges have
+// equal outputs, do the same operation. Requires everywhere: the GIL.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -39,7 +39,8 @@ constexpr bool is_message(CallKind kind) { return kind >= CallKind::kSend; }
 // The name of the method, which has static storage duration.
 std::string_view name_of(CallKind kind);
 
-// The parameters of all these methods. Those in front of kX are words: numbers, names and flags.
+// The parameters of all these methods. Those before kX are not the call's arrays: mostly numbers,
+// names and flags. The code calls them words.
 enum class Parameter : std::uint8_t {
   kOp,
   kRoot,
@@ -106,7 +107,7 @@ class CallKey {
   bool fits(const ParsedCall& parsed) const {
     return (has_words(parsed.words) || has_equal_words(parsed.words)) && fits_arrays(parsed);
   }
-  // The same for equal words.
+  // fits() without the comparison of words. Requires: the words are equal.
   bool fits_arrays(const ParsedCall& parsed) const {
     if (!x_.fits(parsed.x, parsed.source)) return false;
     const bool in_place = parsed.out == parsed.x && parsed.x != nullptr;
@@ -160,8 +161,8 @@ class CallKey {
   std::ptrdiff_t distance_;
 };
 
-// A request with the lengths of its memory. A short one is also bound to its channels while it is
-// in use; the cache limits their number.
+// A request with the lengths of its memory. The cache also binds short operations to channels, at
+// most CallCache::kBoundMax of them at a time.
 struct Operation {
   executor::CollectiveRequest request;
   std::shared_ptr<engine::Call> bound;
@@ -188,7 +189,8 @@ struct CompiledCall {
 
   const CallKey key;
   std::vector<Exchange> exchanges;
-  OperationHandle operation;  // nullptr: only known as a member of a message, or of messages
+  // nullptr: the call has run only as a member of a fused message, or it has `messages`.
+  OperationHandle operation;
   // Sends of x and receives into `out`, with the lengths of their memory, in the order in which
   // they are posted. The call of a collective has none.
   std::vector<executor::MessageRequest> messages;

@@ -52,12 +52,14 @@ struct CallsObject {
 
 inline py::handle as_handle(CallsObject* self) { return reinterpret_cast<PyObject*>(self); }
 
-// The whole call: a new reference, or nullptr with a Python error set; nullopt: with nothing done,
-// because the cache does not know it. `hint`, if given, is tried first, and set.
+// Runs the whole call. Returns a new reference, or nullptr with a Python error set. nullopt: native
+// code cannot run the call, mostly because the cache does not know it; nothing was done. `hint`, if
+// given, is tried before the cache, and receives the call that the cache finds.
 [[nodiscard]] std::optional<PyObject*> call_natively(CallsObject* self, CallKind kind,
                                                      const Arguments& arguments,
                                                      CompiledCallHandle* hint = nullptr);
-// The same for method(x, out=x) with these words, if it is like the newest call.
+// Repeats method(x, out=x) if its words and array match the newest call of the method. Returns what
+// call_natively() returns; nullopt also where only call_natively() can run the call.
 [[nodiscard]] std::optional<PyObject*> repeat_in_place(CallsObject* self, CallKind kind,
                                                        PyObject* const* words, PyObject* x);
 
@@ -74,7 +76,8 @@ OperationHandle operation_of(const RequestHandle& request, std::uint64_t input_b
 void run_operation(CallsObject* self, const OperationHandle& operation, const std::byte* input,
                    std::byte* output, std::string_view name,
                    const executor::CallArrays* arrays = nullptr);
-// The same for an all_reduce of several arrays, without copying them.
+// Runs an all_reduce of several arrays to its end, without copying them into one message. Throws
+// its error as the definition would.
 void run_parts(CallsObject* self, const Operation& operation, std::vector<executor::Part> parts,
                const executor::CallArrays& arrays);
 
@@ -85,9 +88,9 @@ struct PythonCall {
   const Arguments& arguments;
 };
 
-// The facts that the definition of a call tells while it runs (Core._run and Messages._post in
-// Python). Each
-// method call on a thread has one; the innermost is the current one.
+// Collects what the Python definition of a method reports about its call while it runs (Core._run
+// and Messages._offer). Each call that goes to Python has one such object; the innermost of a
+// thread is current.
 class Offers {
  public:
   explicit Offers(const PythonCall& call);
@@ -95,7 +98,8 @@ class Offers {
   Offers& operator=(const Offers&) = delete;
   ~Offers();
 
-  // Adds to the cache what was told, if the arguments still are what they were.
+  // Adds the reported call to the cache if native code can repeat it and its arguments still have
+  // the key and the memory that the definition saw.
   void take() noexcept;
 
   struct Told {

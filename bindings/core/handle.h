@@ -42,8 +42,9 @@ struct CommunicatorHandle {
   void drop_done() {
     if (!kept_.empty()) drop_some();
   }
-  // The same before a call. False, with a Python error set, if an operation has failed and only the
-  // unraisable hook has reported it.
+  // Call it before each operation: drops ended operations, as drop_done(). Returns false with a
+  // Python error set if an operation whose Work was dropped has failed and no call has raised that
+  // yet.
   bool attend() {
     drop_done();
     return untold_.ok() || tell();
@@ -74,8 +75,8 @@ struct CommunicatorHandle {
 };
 using SharedHandle = std::shared_ptr<CommunicatorHandle>;
 
-// How long a waiting thread keeps the GIL: about the cost of releasing and retaking it when another
-// thread wants it. Used only if all other ranks are processes.
+// Nanoseconds for which a waiting thread keeps the GIL. Releasing and retaking a contended GIL
+// costs about as much. Used only if no other rank is a thread of this process.
 inline constexpr Nanoseconds kSpin = 2'000;
 
 // 0 for a negative number and for NaN.

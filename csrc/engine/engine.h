@@ -66,7 +66,7 @@ class Engine final : public ChannelSource {
   // wait as the oldest running collective. kForever: no timeout.
   std::shared_ptr<Operation> start(CollectiveRequest request, Nanoseconds timeout);
   std::shared_ptr<Operation> start(const MessageRequest& request, Nanoseconds timeout);
-  // The same for an operation of the caller, which is not done.
+  // Starts a message with an operation that the caller made and that is not done yet.
   void start(const MessageRequest& request, std::shared_ptr<Operation> operation,
              Nanoseconds timeout);
   // Ends when a matching message has arrived, or when
@@ -74,9 +74,9 @@ class Engine final : public ChannelSource {
   std::shared_ptr<Operation> start(const ProbeRequest& request);
   // Removes a probe whose result is no longer wanted.
   void forget_probe(const Operation& operation);
-  // The same for a call, with memory of the lengths that its request has. If other collectives run,
-  // the call waits or runs concurrently. It allocates nothing, and binds only in its first few
-  // runs. The caller may own `operation` if it outlives the run.
+  // Starts a call. `input` and `output` have the lengths of the call's request. If other
+  // collectives run, the call waits or runs concurrently. It allocates nothing, and binds only in
+  // its first few runs. The caller may own `operation` if it outlives the run.
   void start(std::shared_ptr<Call> call, const std::byte* input, std::byte* output,
              std::shared_ptr<Operation> operation, Nanoseconds timeout);
   // Refuses the collective that this rank would start now, for the reason `why`. The
@@ -116,18 +116,19 @@ class Engine final : public ChannelSource {
   // Does a bounded piece of work; true if anything moved. Returns
   // when a collective ends, even if more could move.
   bool step();
-  // The same for a caller that has just started an operation and does not wait. It advances a
-  // collective that was found blocked only if an older one has moved, and the oldest one only when
-  // no more may run. So several arrived segments are handled at a time.
+  // Advances collectives for a caller that has just started one and does not wait for it. Each is
+  // advanced once when it is new. Later calls advance it again only if an older one moves, and the
+  // oldest one only while Call::kRunsMax collectives run. One call then handles several arrived
+  // segments. Messages do not move.
   bool step_started();
   // The part of step() that concerns messages.
   bool step_messages();
-  // Whether the newest running collective has not been advanced yet.
+  // True until the newest running collective is advanced for the first time; false if none runs.
   bool has_newcomer() const { return !running_.empty() && !running_[running_.size() - 1].asked; }
   bool watch();  // true if anything moved or changed
   bool poll();   // moves bytes on all media; true if any moved
-  // The same on the media that need polls to move bytes; with `all`, on all media, which also
-  // updates the states of links.
+  // Polls the media on which bytes show only after a poll; true if any moved. With `all` it polls
+  // all media, which also refreshes the states of links.
   bool move_bytes(bool all);
   bool active() const;
   // Whether the reason of a failure has not been sent to some peer yet, because its channel is
@@ -193,7 +194,7 @@ class Engine final : public ChannelSource {
     Execution* execution = nullptr;
     bool* busy = nullptr;  // points into the run of the call; nullptr for a request
     bool over = false;     // its rows have run; it ends after all older ones
-    bool asked = false;    // it has been advanced until it blocked, at least once
+    bool asked = false;    // it has been advanced at least once
   };
   struct ChannelTickets {
     std::array<ChannelTicket, transport::kChannelsMax> send;
@@ -314,13 +315,14 @@ class Engine final : public ChannelSource {
   NumberSet dropped_;            // operations that some rank has refused
   // Operations that this rank has refused, as long as peers may not have heard of them.
   transport::Refusals refusals_;
-  Nanoseconds overtaken_ends_ = 0;  // when a peer's advance is judged; 0: no peer has gone on
+  Nanoseconds overtaken_ends_ = 0;  // when a peer that is ahead starts a dispute; 0: none is ahead
   std::uint64_t traversals_ = 0;    // see ChannelSource
   std::string on_stream_;           // the operation that look_on_stream() checks, while it does
   // Operations called on the device stream, or kUncounted.
   std::atomic<std::uint64_t> on_streams_{0};
   std::uint64_t told_streams_ = 0;  // the count in this rank's last notice
-  Nanoseconds apart_ends_ = 0;      // when a difference of order is judged; 0: none
+  // When a different order of calls fails the communicator, at the latest; 0: no order differs.
+  Nanoseconds apart_ends_ = 0;
   Status failure_;
   // This rank's answer since a deadline has passed, its own or another rank's. From then on no
   // operation moves. If the deadline was its own, overdue_ holds what is late.
@@ -332,7 +334,8 @@ class Engine final : public ChannelSource {
   transport::Dispute dispute_;  // as this rank's notice tells
   bool comparing_ = false;      // the ranks of the dispute are known and search for the difference
   Nanoseconds dispute_ends_ = 0;
-  // Of this rank, as its notices tell from the beginning of the dispute, whatever it starts later.
+  // This rank's standing when the dispute began; the array is added while ranks compare. Notices
+  // repeat it until the dispute ends, whatever this rank starts later.
   Standing disputed_standing_;
   bool closed_ = false;
   bool warned_ = false;  // a peer has failed, possibly in an operation that this rank has not begun

@@ -39,9 +39,9 @@ class ChannelSource {
   // The ticket locks outlive every execution that was bound to them.
   virtual ChannelTicket& send_ticket(int peer, std::uint32_t number) = 0;
   virtual ChannelTicket& recv_ticket(int peer, std::uint32_t number) = 0;
-  // Number of executions that count in traversals() and have begun; begin() increments
-  // it. The number is the same on all ranks for the same execution, because all
-  // ranks begin these executions in the same order.
+  // Number of begun executions for which Execution::traversals() is true. begin() increments
+  // it, drop() decrements it. The number is the same on all ranks for the same execution, because
+  // all ranks begin these executions in the same order.
   virtual std::uint64_t& traversals() = 0;
   // Whether this operation has ended on all ranks because one of them refused it. Its segments that
   // remain in channels are then discarded.
@@ -105,8 +105,9 @@ class Execution {
   // has not arrived, or to take one.
   template <typename Visit>
   void visit_waits(Visit visit) const;
-  // Calls visit(peer) for every peer without which no blocked lane can go on. These are the peers
-  // whose segment is missing or, where all segments have arrived, the peers whose channel is full.
+  // Calls visit(peer) for every peer that blocks a lane: its segment is missing or, where all
+  // segments have arrived, its channel is full or its answer about a write window is missing. Peers
+  // that still read memory count where a flush, or the end of all lanes, waits for them.
   template <typename Visit>
   void visit_blocking(Visit visit) const;
   // Grows with every row that has run.
@@ -126,7 +127,8 @@ class Execution {
     std::uint64_t ahead = 0;       // of leading rows: see tiles_ahead()
     std::uint32_t next = 0;
     std::uint32_t handed_over = 0;  // bit i: send i of the current row is already sent
-    std::uint32_t apart = 0;  // bit i: and occupies no slot buffer (exposed or written directly)
+    // Bit i: send i was exposed or written directly, so it has no slot buffer.
+    std::uint32_t apart = 0;
     std::uint64_t tile = 0;
   };
   struct Port {
@@ -138,7 +140,7 @@ class Execution {
     std::uint32_t last_row = 0;  // the last row that uses the channel
     bool passed_on = false;      // this execution no longer uses the channel
     bool alternate = false;      // this is the second, fourth ... data channel to its peer
-    bool exposed = false;  // only memory that the channel still reads keeps it from being passed on
+    bool exposed = false;        // last_row has run, but the channel still reads memory
     transport::SourceRecord* sources = nullptr;
 
     // Whether the channel may still read handed-over memory, or this part of it.
@@ -231,7 +233,7 @@ class Execution {
   std::uint32_t scale_divisor_ = 0;  // 0: no scaling
   int odd_peer_ = -1;
   bool large_ = false;               // input and output do not fit in the caches
-  bool tile_exceeds_cache_ = false;  // nor does what the rows of one tile read
+  bool tile_exceeds_cache_ = false;  // the rows of one tile read most of a core's cache or more
   bool streams_ = false;             // copies use non-temporal stores
   bool exposes_ = false;             // some port is exposed
   bool combines_ = false;            // some row has several operands

@@ -50,7 +50,8 @@ _EXCHANGE_NOTE = (
     "all_gather of int64, scatter with a broadcast of one, and the first collective on device "
     "arrays with an all_gather of one int64"
 )
-#: With a codec, ranks may also differ in what the engine is not told.
+#: With a codec, the engine compares the dtype of arrays, and avg of float64, only inside a hash.
+#: Its MismatchError then names different algorithms, and the note adds these reasons.
 _CODED = r"codec .*\(with different algorithms"
 _CODED_NOTE = (
     "codes hold float32, so arrays of other dtypes, and 'sum' and 'avg' of float64, look alike here"
@@ -412,8 +413,8 @@ class Core(_core.Calls):
         """Run the operation and return ``finish()``. With ``async_op`` return a Work of that.
 
         ``where`` names the stream. It is None for barriers and for internal exchanges on the host.
-        ``offer``: what native code needs besides, to repeat this call: whether the result is a new
-        array, and as in ``_run``; None where it cannot.
+        ``offer``: for native code, which repeats the call: whether the result is a new array, then
+        ``message`` and ``identity`` of ``_run``. None: native code does not repeat the call.
         """
         if where is not None:
             if isinstance(source, DeviceView) or isinstance(target, DeviceView):
@@ -449,7 +450,7 @@ class Core(_core.Calls):
         prepared = self._prepare(
             Collective.ALL_GATHER, DType.UINT8, None, 0, every.nbytes, None, None, key
         )
-        # The engine reads the record when this exchange begins; then the operation has ended.
+        # The exchange begins after the operation has ended, so the engine reads the final record.
         made = self._start(prepared, mine, every, counts, async_op, nothing)
         if async_op:
             run.exchange = made
@@ -491,8 +492,8 @@ class Core(_core.Calls):
     ) -> tuple[Any, _core.BufferView]:
         """Return new memory for the result, or None, and the view of the result's memory.
 
-        ``out`` must lie apart from the source. With ``own_place`` one of the two may instead be the
-        part of the other that begins at this byte.
+        ``out`` must lie apart from the source. ``own_place``: the byte offset at which the shorter
+        of the two may instead lie inside the longer one; None: they must lie apart.
         """
         if out is not None:
             return None, output_view(out, dtype, shape, source, False, own_place)
@@ -545,8 +546,8 @@ class Core(_core.Calls):
     ) -> None:
         """Run an internal exchange of a call, unless native code has run it already.
 
-        It tells native code of the exchange. ``mine`` is the input, and None without one; ``every``
-        is the memory of the output, which may be the same.
+        It tells native code of the exchange. ``mine`` is the input, and None without one. ``every``
+        receives the output. It may be the memory of ``mine``.
         """
         target = _core.view(every)
         request = prepared.request(counts)

@@ -1,8 +1,8 @@
 """The choice of an algorithm: a pure function of values agreed at start-up, equal on all ranks.
 
 The model predicts a time for each candidate, and the shortest time wins. Among equal times the
-first algorithm of the table wins. Between hosts the fewest steps win among the times that are close
-to the shortest. Measured rows override the model where they apply.
+first algorithm of the table wins. Between hosts, of the algorithms within DRAW of the shortest
+time, the one with the fewest steps wins. Measured rows override the model where they apply.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ CODED: dict[Collective, tuple[str, ...]] = {
 #: The memory of arrays: peers on the host read shared memory in place; copies of ordinary memory
 #: pass through slots.
 ORDINARY, SHARED = MEMORIES = ("ordinary", "shared")
-#: Between hosts, predicted times whose ratio differs by less from 1 are a draw.
+#: Between hosts, times that exceed the shortest by at most this share of it count as equal.
 DRAW = 0.1
 #: Texts mention the cost of combining a byte if it exceeds this share of the cost of moving it.
 _HIDDEN = 0.1
@@ -152,7 +152,7 @@ def _keeps(algorithm: Algorithm, deterministic: bool, commutes: bool) -> bool:
 def followed_topology(topology: Topology, parameters: Parameters) -> Topology:
     """The topology that schedules follow: domains take the place of hosts on one host.
 
-    Ranks that share cores follow hosts, because the work of a core counts there.
+    Where ranks share cores, schedules ignore domains: the work per core decides the time.
     """
     return topology if parameters.per_core > 1 else topology.by_domain
 
@@ -285,8 +285,8 @@ def _best(
 ) -> tuple[str, str]:
     """The name and the reason; ``times`` are sorted.
 
-    Between hosts fewer steps win a draw: segments arrive in bursts there, and a rank answers only
-    after a whole burst, which the model does not include.
+    Between hosts fewer steps win a draw. Segments arrive in bursts there, and a rank answers after
+    a whole burst. The model has no such delay.
     """
     if len(times) == 1:
         return times[0][0], "the only one"
@@ -316,7 +316,7 @@ def predict(
     """
     moved = 0 if collective is Collective.BARRIER else nbytes
     groups, links = _followed_links(topology, parameters)
-    # Choices come here with domains in the place of hosts, which only the links tell.
+    # choose() may pass a topology whose hosts are domains. Only the links show that.
     domains = links.across.reach > 0
     shape = profile(lookup(collective, name), groups, parameters.per_core > 1, domains)
     if memory == ORDINARY:

@@ -46,7 +46,8 @@ IN_PLACE = frozenset(
         Collective.EXSCAN,
     }
 )
-#: Collectives in which a rank may only send data unchanged, and then wait for write windows.
+#: Collectives in which some ranks only send unchanged data. Such a rank may wait for write windows,
+#: so receivers announce theirs.
 ANNOUNCING = ROOTED - REDUCING
 _USUAL = Copies()
 #: A rank that splits copies has at most this many receivers; for more it would copy too much.
@@ -54,7 +55,9 @@ _SPLITTING_PEERS_MAX = 2
 
 
 def lower(schedule: Schedule, rank: int, copies: Copies = _USUAL) -> bytes:
-    """The plan of ``rank``; ``schedule`` is whole or the part of that rank.
+    """Returns the plan of ``rank``.
+
+    ``schedule``: the whole schedule, or only the transfers of ``rank``.
 
     ``copies``: the sides that copy unchanged data where peers reach each other's memory.
 
@@ -174,8 +177,8 @@ class _Placing:
     def _lanes(self) -> list[int]:
         """The plan's lanes; lanes whose first row sends without receiving come first.
 
-        Engines start with the first lanes, and a peer would wait longest for a segment that is sent
-        after the work of another lane.
+        An engine advances its lanes in this order. A lane that can send at once must not run behind
+        the work of another lane, or its peer waits.
         """
         first: dict[int, RowBuilder] = {}
         for builder in self.rows:
@@ -244,7 +247,10 @@ class _Placing:
     def _handed_over(
         self, by_lane: list[list[tuple[int, RowBuilder]]]
     ) -> dict[int, dict[int, int]]:
-        """Output chunk -> lane -> the lane's first row whose sends may still read that memory."""
+        """Returns {output chunk: {lane: index of the lane's first row that sends this memory}}.
+
+        Only rows that receive nothing count. Peers may read the memory after such a row has run.
+        """
         handed: dict[int, dict[int, int]] = {}
         for lane, builders in enumerate(by_lane):
             for index, builder in builders:

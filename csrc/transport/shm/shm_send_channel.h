@@ -11,8 +11,9 @@
 
 namespace pycoll::transport::shm {
 
-// The state that a small segment uses. A base class in front of the abilities, so that it lies in
-// the channel's first cache lines: with more ranks than cores every operation finds cold caches.
+// State that every small segment touches. This base class comes before the abilities, so the state
+// lies in the channel's first cache lines. Where ranks outnumber cores, caches are cold at each
+// operation.
 class SendRing {
  protected:
   SendRing(SlotLine* lines, const std::uint64_t* released, Bell* bell)
@@ -34,9 +35,9 @@ struct SendAbilities : StoreHints, SourceRecord, ZeroCopySender, DirectWriter, M
 
 // A ring of slots. Each slot owns a slot buffer for one payload. A segment that repeats another
 // channel's segment names that channel's buffer and leaves its own buffer idle. A buffer is free
-// once all its readers have released it. The owner does not wait for readers on other channels:
-// it exchanges the buffer with the idle buffer of one such channel. So the receivers alone
-// determine how far channels run ahead of each other.
+// once all its readers have released it. If readers of other channels still use a buffer, the owner
+// swaps it for the idle buffer of one of those channels. A slow reader therefore delays its own
+// channel only.
 class alignas(64) ShmSendChannel final : public SendChannel, SendRing, SendAbilities {
  public:
   // `lines` and `payloads` (kPayloadStride apart) are this channel's part of `shared_file`.
@@ -99,8 +100,8 @@ class alignas(64) ShmSendChannel final : public SendChannel, SendRing, SendAbili
             .multicast = this};
   }
 
-  // True once for a slot that became free after a failed reserve(), or once
-  // exposed memory has been read.
+  // Returns true once after each of two events: a slot became free after none was found, or
+  // exposed memory was read after drained() returned false.
   bool has_news() {
     if (starved_ && has_space()) {
       set_wanted(false, undrained_);
@@ -291,7 +292,7 @@ class alignas(64) ShmSendChannel final : public SendChannel, SendRing, SendAbili
   PeerArena* peer_arena_;
   const WindowLine* window_;
   Stores stores_;
-  bool streams_window_ = false;  // the stores for the window that find_window() found last
+  bool streams_window_ = false;  // whether write() streams into the last window found
   SlotBuffer slot_buffers_[kChannelDepth];
 };
 
