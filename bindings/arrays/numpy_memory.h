@@ -42,7 +42,8 @@ class SharedArrays {
   std::string refusal_;
 };
 
-// The same from its construction to leave(), in one Python context, which calls both.
+// Shares long arrays like SharedArrays, but only in one Python context, and from its construction
+// to leave(). That context calls both.
 class SharedBlock {
  public:
   SharedBlock();

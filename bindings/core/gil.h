@@ -33,7 +33,7 @@ auto or_park(Body body) {
   return or_park([&] { return PyObject_Vectorcall(callable, arguments, count, names); });
 }
 
-// The same for positional arguments; throws the Python exception.
+// Calls `callable` with these positional arguments; throws the Python exception.
 template <typename... Arguments>
 pybind11::object call_python(const pybind11::object& callable, const Arguments&... arguments) {
   PyObject* all[] = {nullptr, arguments.ptr()...};

@@ -45,7 +45,7 @@ void reuse(std::shared_ptr<engine::Operation> operation);
 // make_open_work(). Throws the exception of finish(); the Work then stays open.
 void fill_work(PyObject* object, PyObject* result);
 void fill_work(PyObject* object);
-// The same; also drops the caller's reference unless it throws.
+// Completes the Work as fill_work(object) does, then drops the caller's reference unless it throws.
 void fill_and_drop_work(PyObject* object);
 void fail_work(PyObject* object, PyObject* error);
 

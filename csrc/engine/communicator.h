@@ -60,7 +60,7 @@ class Communicator {
   // communicator is then unchanged. `status` is the state of the communicator.
   bool probe(const ProbeRequest& request, Nanoseconds patience, const Interrupted& interrupted,
              Status* status);
-  // The same, and receives the message if `memory` has at least its bytes; a longer one stays.
+  // Waits as probe() does, then receives the message if it fits in `memory`; a longer one stays.
   bool recv_within(const ProbeRequest& request, executor::Memory memory, Nanoseconds patience,
                    Nanoseconds timeout, const Interrupted& interrupted, Status* status);
 
@@ -93,7 +93,7 @@ class Communicator {
   [[nodiscard]] bool try_start(const std::shared_ptr<Call>& call, const std::byte* input,
                                std::byte* output, const std::shared_ptr<Operation>& operation,
                                Nanoseconds timeout, Nanoseconds patience, bool leave);
-  // The same for a message of at most Call::kShortBytes. Requires: `operation` is on the heap.
+  // Starts a message of at most Call::kShortBytes. Requires: `operation` is on the heap.
   [[nodiscard]] bool try_start(const MessageRequest& request,
                                const std::shared_ptr<Operation>& operation, Nanoseconds timeout,
                                Nanoseconds patience, bool leave);

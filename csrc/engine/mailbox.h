@@ -64,9 +64,10 @@ class Mailbox {
 
   // Moves what can be moved, up to kSegmentsPerAdvance segments; true if anything moved.
   bool advance_sends(transport::SendChannel& channel);
-  // The same while receives are open. With `takes_unclaimed` it also takes one segment while none
-  // is, so that callers can look whether it is what they wait for. Only a broken peer sends an
-  // invalid segment: then is_broken() is true and nothing more is received.
+  // Takes up to kSegmentsPerAdvance segments while receives are open; true if it took any. With
+  // `takes_unclaimed` it takes one segment even if no receive is open, so that callers can check
+  // whether it is what they wait for. Only a broken peer sends an invalid segment: then is_broken()
+  // is true and nothing more is received.
   bool advance_recvs(transport::RecvChannel& channel, bool takes_unclaimed);
   bool is_broken() const { return broken_; }
 

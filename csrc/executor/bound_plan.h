@@ -75,7 +75,7 @@ class BoundPlan {
   std::vector<BoundRow> rows_;
   std::vector<std::uint64_t> input_offsets_;  // elements before each block in this rank's input
   std::vector<std::uint64_t> output_offsets_;
-  // The same in the outputs of the ranks that hold it.
+  // Elements before each block in the outputs of the ranks that hold the block.
   std::vector<std::uint64_t> receiver_offsets_;
   std::vector<std::uint64_t> held_;  // elements of each output group (plan/layout.h)
   std::vector<std::uint64_t> counts_;

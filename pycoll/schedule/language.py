@@ -189,7 +189,7 @@ class Schedule(NamedTuple):
 
 
 def shift(transfers: Iterable[Transfer], steps: int) -> list[Transfer]:
-    """The same transfers, delayed by ``steps`` steps."""
+    """Returns copies of the transfers that are delayed by ``steps`` steps."""
     return [t._replace(step=t.step + steps) for t in transfers]
 
 

@@ -51,7 +51,7 @@ class Topology(_Levels):
         return len(self.levels[0])
 
     def serving(self, servers: int) -> Topology:
-        """The same ranks, of which the last ``servers`` serve.
+        """Returns this topology with the last ``servers`` ranks as servers.
 
         Raises InvalidArgumentError unless at least one rank is left to work.
         """

@@ -21,7 +21,7 @@ namespace pycoll::device {
 // The channel number of messages; collectives use the numbers below.
 inline constexpr std::uint32_t kMessageNumber = 4;
 
-// The same on all ranks of a communicator.
+// The dimensions of the channels of a rank; equal on all ranks of a communicator.
 struct Shape {
   std::uint32_t size = 1;     // ranks
   std::uint32_t numbers = 1;  // channel numbers that plans use

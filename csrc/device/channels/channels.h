@@ -72,7 +72,8 @@ class Channels {
   bool is_thread(std::uint32_t rank) const { return same_process_[rank]; }
   // The other ranks on this rank's device that are threads of this process.
   const std::vector<int>& neighbours() const { return neighbours_; }
-  // The same on all ranks, and different from that of all other communicators of this process.
+  // A number of this communicator: equal on its ranks, and different from that of all other
+  // communicators of this process.
   std::uint64_t group() const { return group_; }
   // The membership's `only`.
   [[nodiscard]] std::optional<Protocol> only() const { return mine_.only; }

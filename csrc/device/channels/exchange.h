@@ -21,7 +21,7 @@ Status exchange_or_fail(const Exchange& exchange, const Status& mine_status,
                         const std::string& mine, const std::vector<std::string>& names,
                         std::vector<std::string>* all);
 
-// The same for structs.
+// exchange_or_fail() of one struct per rank. kTransport if a struct has another size here.
 template <typename T>
 Status exchange_or_fail(const Exchange& exchange, const Status& mine_status, const T& mine,
                         const std::vector<std::string>& names, std::vector<T>* all) {

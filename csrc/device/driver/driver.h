@@ -177,7 +177,7 @@ std::string error_text(const Driver& driver, int error);
 // For users: "driver 13.0, 2 devices: 0 NVIDIA H200 (sm_90), ...; all pairs over NVLink", or why
 // there is none.
 std::string driver_summary();
-// The same for a given driver.
+// driver_summary() of an opened driver.
 std::string driver_summary(const Driver& driver);
 
 }  // namespace pycoll::device

@@ -47,7 +47,7 @@ inline constexpr const char* kCopyName = "pycoll_copy";
 // The kernel that takes Codings by value, with any number of blocks of whole warps, of at most
 // kCodingThreads threads.
 inline constexpr const char* kCodeName = "pycoll_code";
-// The same for SparseCodings.
+// The kernel that takes SparseCodings by value, with blocks as those of kCodeName.
 inline constexpr const char* kSparseName = "pycoll_sparse";
 
 // The module for cuModuleLoadData, a fat binary; empty where this build has none.

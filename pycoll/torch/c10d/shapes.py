@@ -108,7 +108,7 @@ def flat(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def one_axis(piece: torch.Tensor) -> torch.Tensor:
-    """The same memory with one axis; ``piece`` must be contiguous.
+    """Return a view of ``piece`` with one axis; ``piece`` must be contiguous.
 
     pycoll compares the shapes of the ranks, torch.distributed only the numbers of elements.
     """

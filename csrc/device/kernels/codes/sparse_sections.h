@@ -154,7 +154,7 @@ class Section {
     return load_quad(coding_.values, coding_.values_type, index, count);
   }
 
-  // The same before the rests are their sums.
+  // Adds the values to the rests, stores the sums as rests, and returns them.
   PYCOLL_DEVICE Quad summed(std::uint64_t index, std::uint32_t count) const {
     Quad made = load_quad(coding_.values, coding_.values_type, index, count);
     const Quad rest = load_quad(rests(), DType::kFloat32, index, count);
