@@ -64,7 +64,7 @@ test-quick: setup-test
 
 docs: $(BIN)/pip
 	$(BIN)/pip install --quiet -r docs/site/requirements.txt
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --site-dir $(OUT)/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --site-dir $(OUT)/site
 	@echo "open $(OUT)/site/index.html"
 
 lint:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -35,11 +36,10 @@ class _Links(HTMLParser):
         self.targets |= {value for key in ("href", "src") if (value := given.get(key))}
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("site")
-    done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)],
+def build(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """Build the site as ``make docs`` does. With --quiet, --strict would count no warnings."""
+    return subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder), *options],
         cwd=ROOT,
         env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
         capture_output=True,
@@ -47,8 +47,29 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         timeout=300,
         check=False,
     )
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    done = build(folder)
     assert done.returncode == 0 and "WARNING" not in done.stderr, done.stdout + done.stderr
     return folder
+
+
+def test_a_page_that_the_navigation_lacks_fails_the_build(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "docs", tmp_path / "docs")
+    (tmp_path / "docs" / "forgotten.md").write_text("# Forgotten\n")
+    config = tmp_path / "mkdocs.yml"
+    config.write_text(
+        f"INHERIT: {ROOT / 'mkdocs.yml'}\nhooks: [{ROOT / 'docs' / 'site' / 'hooks.py'}]\n"
+    )
+    done = build(tmp_path / "site", "--config-file", str(config))
+    said = done.stdout + done.stderr
+    assert done.returncode == 1 and "- forgotten.md" in said, said
+    assert "Aborted with 1 warnings in strict mode" in said, said
+    makefile = (ROOT / "Makefile").read_text()
+    assert "mkdocs build --strict" in makefile and "--quiet --site" not in makefile
 
 
 def test_every_link_of_the_site_leads_somewhere(site: Path) -> None:

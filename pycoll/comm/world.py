@@ -430,8 +430,8 @@ def local_world(
 
     >>> left, right = pycoll.local_world(2)
     >>> works = [comm.all_reduce(comm.rank + 1, async_op=True) for comm in (left, right)]
-    >>> [work.wait() for work in works]
-    [3, 3]
+    >>> tuple(work.wait() for work in works)
+    (3, 3)
     """
     from pycoll.bootstrap import join_threads
     from pycoll.config import RANKS_MAX

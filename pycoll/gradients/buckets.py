@@ -47,7 +47,7 @@ class Bucket:
     Cost: up to 63 bytes of padding per view; no copies.
 
     >>> bucket = pycoll.optim.Bucket([(2, 3), (4,)])
-    >>> bucket.views[0][...] = weights; bucket.views[1][...] = bias
+    >>> np.copyto(bucket.views[0], weights); np.copyto(bucket.views[1], bias)
     >>> comm.all_reduce(bucket.flat, out=bucket.flat)
     """
 
