@@ -235,6 +235,18 @@ def test_links_lead_somewhere() -> None:
                 assert (path.parent / target).exists(), f"{path.name}: {target}"
 
 
+def test_the_index_of_decisions_has_every_page_by_its_heading() -> None:
+    folder = ROOT / "docs" / "decisions"
+    listed = re.findall(r"^\* \[(.+)\]\((.+)\)$", (folder / "index.md").read_text(), re.M)
+    headings = {
+        path.name: path.read_text().partition("\n")[0].removeprefix("# ")
+        for path in folder.glob("*.md")
+        if path.name != "index.md"
+    }
+    assert len(listed) == len(headings)
+    assert {page: title for title, page in listed} == headings
+
+
 def test_variables_exist() -> None:
     known = {setting.variable for setting in SETTINGS}
     builds = (ROOT / "CMakeLists.txt", *ROOT.glob("csrc/**/*.cmake"))
