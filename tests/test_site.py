@@ -106,6 +106,13 @@ def test_drawings_show_what_schedules_do(site: Path) -> None:
         assert (site / "drawings" / f"{name}.svg").stat().st_size > 10_000
 
 
+def test_shown_documents_keep_their_pictures(site: Path) -> None:
+    pictures = re.findall(r"!\[.*\]\((\S+)\)", (ROOT / "bench" / "RESULTS.md").read_text())
+    page = (site / "results" / "two-cores.html").read_text()
+    assert pictures and all(f'src="../bench/{name}"' in page for name in pictures)
+    assert all((site / "bench" / name).is_file() for name in pictures)
+
+
 def _examples() -> list[tuple[str, str]]:
     found = []
     for path in PAGES:

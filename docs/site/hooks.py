@@ -2,7 +2,8 @@
 
 MkDocs calls the functions below. A page holds a marker in a line of its own, and the hook replaces
 the line: ``<!-- settings -->``, ``<!-- command line -->``, ``<!-- file SECURITY.md -->``. The last
-one shows a document that lies outside docs/; links in it lead to the site's page of their target.
+one shows a document that lies outside docs/; links in it lead to the site's page of their target,
+and its pictures come from bench/.
 """
 
 from __future__ import annotations
@@ -82,18 +83,21 @@ def shown_file(name: str, page: str) -> str:
             return text
         return f"[{text}]({os.path.relpath(there, Path(page).parent)}{hash_sign}{anchor})"
 
-    text = (ROOT / name).read_text()
-    return re.sub(
-        r"(?<!!)\[([^\]]+)\]\(([^)\s]+)\)", relinked, re.sub(r"!\[[^\]]*\]\([^)]*\)\n?", "", text)
-    )
+    def redrawn(match: re.Match[str]) -> str:
+        place = os.path.normpath(folder / match[2])
+        return f"![{match[1]}]({os.path.relpath(place, Path(page).parent)})"
+
+    text = re.sub(r"!\[([^\]]*)\]\(([^)\s]+)\)", redrawn, (ROOT / name).read_text())
+    return re.sub(r"(?<!!)\[([^\]]+)\]\(([^)\s]+)\)", relinked, text)
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Draw the schedules, and give the drawings to the site."""
+    """Draw the schedules, and give the drawings and the pictures of bench/ to the site."""
     folder = Path(config["site_dir"]).parent / "drawings"
-    for path in drawings.write_all(folder / "drawings"):
-        name = f"drawings/{path.name}"
-        files.append(File(name, str(folder), config["site_dir"], config["use_directory_urls"]))
+    drawn = [(folder, path) for path in drawings.write_all(folder / "drawings")]
+    for base, path in drawn + [(ROOT, path) for path in sorted(ROOT.glob("bench/*.svg"))]:
+        name = f"{path.parent.name}/{path.name}"
+        files.append(File(name, str(base), config["site_dir"], config["use_directory_urls"]))
     return files
 
 
