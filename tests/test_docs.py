@@ -247,6 +247,21 @@ def test_the_index_of_decisions_has_every_page_by_its_heading() -> None:
     assert {page: title for title, page in listed} == headings
 
 
+def wide_prose(text: str) -> list[str]:
+    """Lines of more than 100 columns. Tables, code and entries that are one link are free."""
+    lines = re.sub(r"^ *```.*?^ *```$", "", text, flags=re.S | re.M).splitlines()
+    free = re.compile(r"\||\s*(?:[*] )?\[.*\]\([^)]*\)[.,]?$|    ")
+    return [line for line in lines if len(line) > 100 and not free.match(line)]
+
+
+def test_prose_fits_100_columns() -> None:
+    assert wide_prose("x " * 51) and wide_prose("* " + "x" * 99)
+    assert not wide_prose("| " + "x" * 100) and not wide_prose("* [" + "x" * 99 + "](y.md)")
+    assert {
+        path.name: found for path, text in DOCUMENTS.items() if (found := wide_prose(text))
+    } == {}
+
+
 def test_variables_exist() -> None:
     known = {setting.variable for setting in SETTINGS}
     builds = (ROOT / "CMakeLists.txt", *ROOT.glob("csrc/**/*.cmake"))
