@@ -15,7 +15,7 @@ from pycoll.config import RANKS_MAX, SERVER, Config
 from pycoll.errors import InvalidArgumentError, TimeoutError
 from pycoll.ps.consistency import consistency_of
 from pycoll.ps.keyed_store import Store
-from pycoll.ps.membership.joining import JoinRequest, join_store
+from pycoll.ps.membership.join_store import JoinRequest, join_store
 from pycoll.ps.opening import (
     REPLICAS_MAX,
     StoreOpener,
