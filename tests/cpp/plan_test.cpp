@@ -1,6 +1,6 @@
 // Plans that are right: accepted, viewed in place and printed; and bytes at random, which must
-// never get past validation and do harm. plan_header_rules_test.cpp and plan_row_rules_test.cpp have
-// what is wrong in which way.
+// never get past validation and do harm. plan_header_rules_test.cpp and plan_row_rules_test.cpp
+// have what is wrong in which way.
 
 #include <algorithm>
 #include <filesystem>
