@@ -160,6 +160,15 @@ def test_clients_that_answer_wrongly_are_told(code: str, text: str, client: Star
     assert deadline.remaining() > 5
 
 
+def test_a_client_that_has_ended_is_asked_for_its_reason(client: Start) -> None:
+    client(HELLO + "tell(b'-PMIx_Put failed')")
+    exchange = PmixExchange(Deadline(20))
+    # From now on nobody reads what is written to the client.
+    exchange._client.wait()
+    with pytest.raises(errors.TransportError, match="reports: PMIx_Put failed"):
+        exchange.blob_of_first(b"x")
+
+
 @pytest.mark.parametrize("code", ["time.sleep(60)", HELLO + "time.sleep(60)"])
 def test_a_silent_client_ends_at_the_deadline(code: str, client: Start) -> None:
     client(code)

@@ -26,7 +26,7 @@ from pycoll import InvalidArgumentError, PeerLostError, PycollError, TimeoutErro
 from pycoll.bootstrap.rendezvous.meeting import SECRET_BYTES, Meeting
 from pycoll.config import Config
 from pycoll.ps.consistency import ASP
-from pycoll.ps.membership import joining
+from pycoll.ps.membership import join_store
 from pycoll.ps.membership.newcomers import make_ticket, read_ticket
 from pycoll.ps.messages import Kind, Message
 from pycoll.ps.server_threads import ServerThreads
@@ -262,7 +262,7 @@ def test_what_the_store_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
         ):
             with pytest.raises(InvalidArgumentError, match=text):
                 ps.connect(ticket=ticket, **words)
-        monkeypatch.setattr(joining, "VERSION", 1)
+        monkeypatch.setattr(join_store, "VERSION", 1)
         with pytest.raises(InvalidArgumentError, match=r"the store speaks version 2 .*version 1"):
             ps.connect(ticket=ticket)
 
