@@ -98,7 +98,8 @@ def test_the_other_host_hears_of_a_rank_of_torchrun_that_is_killed(
         "if comm.rank == 3: os.kill(os.getpid(), signal.SIGKILL)\n"
         "try: comm.barrier()\n"
         "except pycoll.PeerLostError as error:\n"
-        "    print(comm.rank, 'lost', *error.ranks, flush=True)\n"
+        # torchrun starts Python without buffers: one write keeps the lines of two ranks whole.
+        "    os.write(1, f\"{comm.rank} lost {' '.join(map(str, error.ranks))}\\n\".encode())\n"
         "    raise\n"
     )
     running = [
