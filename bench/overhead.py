@@ -62,10 +62,6 @@ def us(value: float) -> str:
     return f"{page.three_digits(value)} us"
 
 
-def ms(seconds: float) -> str:
-    return f"{page.three_digits(seconds * 1e3)} ms"
-
-
 # One rank
 
 
@@ -121,7 +117,7 @@ def imports(rounds: int) -> list[Figure]:
     turns = [[start(code) for code in codes] for _ in range(rounds)]
     bare, *others = map(statistics.median, zip(*turns, strict=True))
     names = ("import numpy, for comparison", "import pycoll", "import pycoll, and first use")
-    return [(name, ms(seconds - bare)) for name, seconds in zip(names, others, strict=True)]
+    return [(name, page.ms(seconds - bare)) for name, seconds in zip(names, others, strict=True)]
 
 
 # Several ranks, as processes
@@ -269,11 +265,14 @@ def jobs_of_two_and_eight(rounds: int) -> list[Figure]:
         *((f"2 ranks, {name}", us(two[key] * 1e6)) for name, key in calls),
         *((f"2 ranks, {name}", f"{many / (8 * one):.2f}") for name, many, one in shares),
         ("2 ranks: split and close", us(two["split"] * 1e6)),
-        ("8 ranks: ready, after the last one's init()", ms(eight["ready"] - eight["entered"])),
-        ("8 ranks: the first barrier, with what it imports", ms(eight["first_barrier_s"])),
-        ("8 ranks: ready, after finalize()", ms(eight["ready_again"] - eight["entered_again"])),
-        ("8 ranks: the first split and close", ms(eight["first_split_s"])),
-        ("8 ranks: split and close", ms(eight["split"])),
+        ("8 ranks: ready, after the last one's init()", page.ms(eight["ready"] - eight["entered"])),
+        ("8 ranks: the first barrier, with what it imports", page.ms(eight["first_barrier_s"])),
+        (
+            "8 ranks: ready, after finalize()",
+            page.ms(eight["ready_again"] - eight["entered_again"]),
+        ),
+        ("8 ranks: the first split and close", page.ms(eight["first_split_s"])),
+        ("8 ranks: split and close", page.ms(eight["split"])),
         ("8 ranks: staging mapped per communicator and rank", mib(bytes_mapped)),
         ("8 ranks: staging mapped per peer", mib(bytes_mapped / 7)),
         ("8 ranks: staging resident after an all_reduce of 1 KiB", mib(eight["small_bytes"])),

@@ -30,8 +30,13 @@ def three_digits(value: float) -> str:
 
 
 def us(seconds: float) -> str:
-    """Format a time in microseconds."""
+    """Format a time in microseconds, without the unit."""
     return report.four_digits(seconds * 1e6)
+
+
+def ms(seconds: float) -> str:
+    """Format a time in milliseconds, with the unit."""
+    return f"{three_digits(seconds * 1e3)} ms"
 
 
 def verdict(what: str, found: float, target: float) -> str:

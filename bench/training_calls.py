@@ -245,7 +245,7 @@ def _ours(rounds: int, sets: tuple[str, ...], budget_s: float, tick: Callable[[]
 def rows(found: Found) -> list[list[str]]:
     """Return rows of a table: the way, its figure, and the figure that it is compared with."""
     many = found.many
-    lines = [[f"{MANY:,} tensors of 4 KiB: {way}", ms(many[way]), ""] for way in many]
+    lines = [[f"{MANY:,} tensors of 4 KiB: {way}", page.ms(many[way]), ""] for way in many]
     lines[0][0] = "one all_reduce of 4 MiB"
     for line, way in zip(lines[1:], [*many][1:], strict=True):
         line[2] = f"{many[way] / many[WHOLE]:.2f} of one all_reduce's time"
@@ -286,10 +286,6 @@ def judged(found: Found) -> list[str]:
         share = times[WHOLE] / times[SCHEDULER]
         lines.append(page.verdict(f"{name}: {SCHEDULER}'s rate / {WHOLE}'s", share, 0.9))
     return lines
-
-
-def ms(seconds: float) -> str:
-    return f"{page.three_digits(seconds * 1e3)} ms"
 
 
 def main() -> None:

@@ -197,40 +197,13 @@ def unpack(head: Any) -> tuple[Message, int, bool, int]:
     """
     if len(head) < HEAD_BYTES:
         raise ValueError(f"a header of {len(head)} bytes: expected {HEAD_BYTES}")
-    fields = _HEAD.unpack_from(head)
-    (
-        magic,
-        kind,
-        flags,
-        shard,
-        rule,
-        view,
-        key,
-        part,
-        worker,
-        seq,
-        after,
-        round_number,
-        last,
-        taken,
-    ) = fields
+    # ``middle``: the fields from view to round, which a message has in the same order.
+    magic, kind, flags, shard, rule, *middle, last, taken = _HEAD.unpack_from(head)
     nbytes = last & 0xFFFFFF
     if magic != _MAGIC or kind not in _KINDS:
         raise ValueError(f"a header that begins with {magic:#x} and kind {kind}")
     if nbytes > PART_BYTES_MAX:
         raise ValueError(f"a payload of {nbytes} bytes: expected at most {PART_BYTES_MAX}")
-    message = Message(
-        _KINDS[kind],
-        shard,
-        view,
-        key,
-        part,
-        worker,
-        seq,
-        after,
-        round_number,
-        last >> 24,
-        flags & ~SEPARATE,
-        rule,
-    )
+    values = (_KINDS[kind], shard, *middle, last >> 24, flags & ~SEPARATE, rule, None)
+    message = Message._make(values)
     return message, nbytes, bool(flags & SEPARATE), taken

@@ -81,7 +81,7 @@ class PmixExchange:
     def _write(self, blob: bytes) -> None:
         assert self._client.stdin is not None
         # A client that has ended may have told why: the next read finds its words, or its end.
-        with contextlib.suppress(BrokenPipeError):
+        with contextlib.suppress(OSError):
             self._client.stdin.write(len(blob).to_bytes(4, "little") + blob)
             self._client.stdin.flush()
 
