@@ -105,13 +105,14 @@ soak: setup-test
 STORE_SEEDS ?= 1000
 soak-stores: setup-test
 	STORE_SEEDS=$(STORE_SEEDS) $(BIN)/python -m pytest -q -n 0 --timeout 1800 \
-	  -o faulthandler_timeout=1800 tests/ps/test_invariants.py tests/ps/test_link_simulation.py \
-	  tests/ps/test_newcomer_simulation.py tests/ps/test_elastic_simulation.py
+	  -o faulthandler_timeout=1800 tests/ps/simulation/test_invariants.py \
+	  tests/ps/simulation/test_link_simulation.py tests/ps/simulation/test_newcomer_simulation.py \
+	  tests/ps/simulation/test_elastic_simulation.py
 
 # Without the tests of what torch's compiler and Horovod's names find in Python.
 test-optimized: optimized
 	$(BIN)/pycoll info | grep 'optimized with a profile'
-	bash tests/python.sh $(BIN) tests/api tests/regressions \
+	bash tests/python.sh $(BIN) tests/api tests/arrays tests/comm tests/regressions \
 	  --ignore-glob '*test_compiled_torch.py' --ignore-glob '*test_horovod_attributes.py'
 
 # The comparison over shared memory is of a plain build, which is what users install.

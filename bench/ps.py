@@ -39,6 +39,7 @@ from jobs import RUN_PYCOLL
 TITLE = "Stores on parameter servers"
 WORKER = str(Path(__file__).resolve().parent / "ps_worker.py")
 RPC = str(Path(__file__).resolve().parent / "rpc_rows.py")
+SIMULATION = "tests/ps/simulation/test_store_simulation.py"
 HOURS = "test_ten_hours_with_a_fault_in_every_minute_lose_no_push"
 #: Targets, in the order of the rows above.
 LATENCY_MAX, RATE_MIN, CORE_MAX, STEPS_MIN, REPLICAS_MAX, FAILOVER_MAX = 3, 0.85, 0.8, 1.25, 2.2, 2
@@ -141,7 +142,7 @@ def table_rows(rounds: int, rows: int) -> list[list[str]]:
 def simulated_hours() -> list[str]:
     """The row of the simulation, which is a test."""
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", f"tests/ps/test_store_simulation.py::{HOURS}"],
+        [*(sys.executable, "-m", "pytest", "-q"), f"{SIMULATION}::{HOURS}"],
         cwd=page.ROOT,
         stdout=subprocess.PIPE,
         text=True,

@@ -24,6 +24,8 @@ FUNCTION_LINES = 60
 COLUMNS = 100
 #: Longer files that are waiting to be split. Entries may only go.
 LONG_FILES: tuple[str, ...] = ()
+#: Folders of tests that hold data: a file for each seed of a fuzzer.
+DATA_FOLDERS = ("tests/fuzz/corpus/",)
 #: Comment lines among the lines of a header of csrc, on the average; headers are contracts.
 COMMENT_SHARE = 0.25
 
@@ -262,12 +264,18 @@ def test_pure_rooms_need_no_native_code() -> None:
 
 
 def test_folders_hold_at_most_20_files() -> None:
-    counts = Counter(
-        name_of(path.parent)
-        for path in files(".py", ".pyi", ".h", ".cpp", ".cu")
+    counted = [
+        path
+        for path in files(*CODE, ".pyi", ".cu")
         if path.relative_to(ROOT).parts[0] in ("pycoll", "csrc", "bindings")
-    )
-    assert counts["pycoll/comm"] > 10
+    ]
+    counted += [
+        path
+        for path in (ROOT / "tests").rglob("*")
+        if path.is_file() and path.suffix != ".pyc" and not name_of(path).startswith(DATA_FOLDERS)
+    ]
+    counts = Counter(name_of(path.parent) for path in counted)
+    assert counts["pycoll/comm"] > 10 and counts["tests/comm"] > 10
     assert {folder: count for folder, count in counts.items() if count > 20} == {}
 
 
@@ -281,7 +289,7 @@ LEFTOVERS = re.compile(
 SILENCERS = re.compile(r"suppressions?=|no_sanitize|NOLINT|__tsan_ignore|detect_leaks=0|\.supp\b")
 SILENCED = {
     # The counter stands in for malloc itself, before the sanitizers' runtimes are up.
-    "tests/cpp/allocations.h": "no_sanitize",
+    "tests/cpp/support/allocations.h": "no_sanitize",
 }
 #: The name belongs to somebody else there.
 FOREIGN_INSTALL = re.compile(r"pip3? install (-\S+ )*['\"]?pycoll(?!-comm)\b")

@@ -1,5 +1,5 @@
 // The contract that every medium implements. One conformance suite checks it for shm, tcp, verbs
-// and sim: tests/cpp/transport_conformance.h. Some media can do more; capabilities.h has the
+// and sim: tests/cpp/transport/conformance. Some media can do more; capabilities.h has the
 // interfaces of their optional abilities.
 //
 //   Transport   one rank's end of one medium in one communicator; owns its links

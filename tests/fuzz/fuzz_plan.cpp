@@ -11,8 +11,8 @@
 
 #include "plan/print.h"
 #include "plan/validate.h"
-#include "plan_builder.h"
-#include "plan_oracle.h"
+#include "tests/cpp/plan/plan_builder.h"
+#include "tests/cpp/plan/plan_oracle.h"
 
 namespace {
 

@@ -1,4 +1,4 @@
-"""Device arrays on the driver of tests/device, which needs no GPU: on_device.py in a fresh process.
+"""Device arrays on the driver of tests/cpp/device, which needs no GPU; each module in a process.
 
 The driver is found by its name, libcuda.so.1, in place of NVIDIA's; it is built here if need be.
 """
@@ -29,7 +29,7 @@ def environ() -> dict[str, str]:
         configure = ["cmake", "-DPYCOLL_TESTS=ON", str(BUILD)]
         subprocess.run(configure, check=True, capture_output=True, timeout=200)
     build("cuda_fake")
-    folder = BUILD / "tests" / "device" / "fake"
+    folder = BUILD / "tests" / "cpp" / "device" / "fake"
     assert (folder / "libcuda.so.1").exists()
     paths = [str(folder), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
     return {

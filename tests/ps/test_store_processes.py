@@ -19,7 +19,7 @@ import pytest
 from harness import ROOT, free_port
 from store_rank import share_of
 
-SCRIPT = (Path(__file__).resolve().parents[1] / "support" / "store_rank").with_suffix(".py")
+SCRIPT = Path(__file__).resolve().with_name("store_rank").with_suffix(".py")
 JOB_S = 110.0
 #: Within this time a dead server's shard is served again, also on a machine whose cores other tests
 #: keep busy. One test and bench/ps.py compare with the promise of docs/failures.md, ``PROMISED_S``.

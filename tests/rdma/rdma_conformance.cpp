@@ -5,8 +5,8 @@
 #include <memory>
 #include <string>
 
-#include "transport_conformance.h"
-#include "verbs_fixture.h"
+#include "tests/cpp/transport/conformance/transport_conformance.h"
+#include "tests/cpp/transport/verbs/verbs_fixture.h"
 
 namespace pycoll::conformance {
 namespace {

@@ -30,7 +30,7 @@ fi
 echo "torch $found"
 if [ $# -eq 0 ]; then
   set -- tests/torch tests/gradients/test_average.py tests/bootstrap/test_torch_place.py \
-    tests/api/test_{arrays,bound_calls,calls,groups,in_place,lists,messages,negated_tensors}.py \
-    tests/regressions/test_{compiled_torch,horovod_attributes,lost_gradients}.py
+    tests/arrays/test_{arrays,negated_tensors}.py tests/regressions/torch \
+    tests/comm/test_{bound_calls,calls,groups,in_place,lists,messages}.py
 fi
 bash tests/python.sh "$own/bin" "$@"

@@ -48,7 +48,7 @@ if(PYCOLL_HAVE_CUDA)
   set(images)
   foreach(architecture 80 90 100)
     set(cubin ${folder}/sm_${architecture}.cubin)
-    # tests/device/check_resources.py reads the register counts that ptxas reports.
+    # tests/cpp/device/kernels/check_resources.py reads the register counts that ptxas reports.
     set(report ${folder}/sm_${architecture}.txt)
     set(kept ${folder}/sm_${architecture})
     add_custom_command(

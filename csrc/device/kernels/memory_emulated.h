@@ -1,5 +1,5 @@
 // The functions of memory.h over an emulation. Only memory.h and the implementation of Emulation
-// (tests/device) include it. One host thread runs all emulated threads.
+// (tests/cpp/device) include it. One host thread runs all emulated threads.
 #pragma once
 
 #include <cstddef>
