@@ -351,7 +351,7 @@ class Soak:
         what = f"bound all_reduce of {count} {dtype} by {op} with algorithm {algorithm}"
         self._bound.append(_Bound(team, call, what, refreshed))
 
-    # What is done beside
+    # Records of the operations
 
     def _say(self, team: Team, word: str, arguments: dict[str, Any]) -> None:
         shown = {

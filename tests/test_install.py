@@ -1,4 +1,4 @@
-"""What ``pip install .`` puts down: complete, small, and right also beside the sources."""
+"""What ``pip install .`` puts down: complete, small, and right also next to the sources."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_it_needs_no_more_than_it_says(site: Path) -> None:
 
 
 def test_it_runs_from_the_folder_of_the_sources(site: Path, run: Run, tmp_path: Path) -> None:
-    """As ``make demo`` does; ranks of the benchmark once took the sources beside them."""
+    """As ``make demo`` does; ranks of the benchmark once took the sources next to them."""
     script = tmp_path / "rank.py"
     script.write_text(
         "import pycoll\npycoll.init()\nprint(pycoll.all_reduce(1), pycoll.__file__)\n"

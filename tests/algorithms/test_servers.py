@@ -34,7 +34,7 @@ HOSTS = {
     "a host each": topology_of(range(6)).serving(2),
     "two hosts and two servers": topology_of("aabbxy").serving(2),
     "servers share a host": topology_of("aaabbbxx").serving(2),
-    "servers beside workers": topology_of("aabbab").serving(2),
+    "servers next to workers": topology_of("aabbab").serving(2),
     "uneven": topology_of("aaabbcx").serving(1),
     "interleaved": topology_of("abcabcxyz").serving(3),
     "racks": topology_of("aabbccddx", "000011112").serving(1),
@@ -123,10 +123,10 @@ def test_a_mixed_split_is_within_two_percent_of_the_theorem_of_byteps() -> None:
 
 
 def test_the_limits_of_a_mixed_split_are_the_direct_exchange_and_servers_apart() -> None:
-    beside = lookup(ALL_REDUCE, "servers_mixed").build(6, topology=single_host(6))
+    mixed = lookup(ALL_REDUCE, "servers_mixed").build(6, topology=single_host(6))
     direct = lookup(ALL_REDUCE, "direct").build(6)
-    assert set(beside.transfers) == set(direct.transfers)
-    assert beside.parts == direct.parts
+    assert set(mixed.transfers) == set(direct.transfers)
+    assert mixed.parts == direct.parts
     hosts = Topology.even(8, 4)
     one, other = (
         lookup(ALL_REDUCE, f"hierarchical:direct+{name}").build(8, topology=hosts)

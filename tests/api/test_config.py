@@ -18,7 +18,7 @@ GOOD = [
     ("PYCOLL_SECRET", SECRET, "secret", SECRET.encode()),
     ("PYCOLL_JOB_ID", "night", "job_id", "night"),
     ("PYCOLL_STORE", "launcher", "store", "launcher"),
-    ("PYCOLL_ROSTER", "night-roster", "elastic", "night-roster"),
+    ("PYCOLL_ROSTER", "night-crew", "elastic", "night-crew"),
     ("PYCOLL_MEMBER", "5", "member", 5),
     ("PYCOLL_TICKET", "dGlja2V0", "ticket", "dGlja2V0"),
     ("PYCOLL_HOST_ID", "rack 7", "host_id", "rack 7"),

@@ -1,4 +1,4 @@
-"""Reading arrays: NumPy, DLPack and the buffer protocol end in one view, which keeps them alive."""
+"""Views of arrays: NumPy, DLPack and the buffer protocol end in one, which keeps them alive."""
 
 from __future__ import annotations
 
@@ -294,7 +294,7 @@ def test_packing_is_c_order_and_unpacking_its_reverse(x: Any) -> None:
     assert back.tobytes() == x.tobytes()
 
 
-def test_packing_needs_exactly_the_room() -> None:
+def test_packing_needs_exactly_its_space() -> None:
     with pytest.raises(InvalidArgumentError, match="the arrays have 24 bytes, the buffer 32"):
         _core.pack([_core.view(np.zeros(3))], _core.view(np.zeros(4)))
 

@@ -15,7 +15,7 @@ from harness import fresh_world, world_in_processes, world_in_threads
 import pycoll
 
 Comm = pycoll.Communicator
-#: Bytes: too few to be lent, one segment, several tiles; all divisible by 4 ranks of float32.
+#: Bytes: too few for a zero-copy read, one segment, several tiles. 4 ranks of float32 divide each.
 SIZES = (4_096, 48_000, 3_000_000)
 
 

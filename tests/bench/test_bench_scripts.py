@@ -177,10 +177,10 @@ def test_training_is_compared_by_all_policies(page: Path, tmp_path: Path) -> Non
     assert "# auto takes " in text
     section = page.read_text().partition("## Training")[2]
     assert "### small transformer, 0 MB; 2 ranks on one host" in section
-    beside = section.count("\n| Horovod |")
-    assert beside == (ROOT / ".peers/horovod/bin/horovodrun").exists()
-    assert beside == section.count("Horovod's time not hidden / that of tensor by tensor ")
-    assert section.count("\n| ") == len(POLICIES) + 8 + beside
+    measured = section.count("\n| Horovod |")
+    assert measured == (ROOT / ".peers/horovod/bin/horovodrun").exists()
+    assert measured == section.count("Horovod's time not hidden / that of tensor by tensor ")
+    assert section.count("\n| ") == len(POLICIES) + 8 + measured
     assert "training.svg" in section and "not hidden" in picture.read_text()
     assert kept(page)
 
@@ -205,9 +205,9 @@ def test_calls_of_training_are_held_against_what_was_to_be_reached(
         f"{name}: a pass over the memory / Horovod 13.86, which nothing in place exceeds",
         f"{name}: scheduler's rate / one all_reduce's 0.80 of 0.9, missed",
     ]
-    beside = found._replace(horovod={name: 0.204})
-    assert f"{name}: allreduce_async_ / Horovod 10.20 of 10, reached" in calls.judged(beside)
-    assert [f"{name}: Horovod, tensor by tensor", "0.50 GB/s", ""] in calls.rows(beside)
+    with_horovod = found._replace(horovod={name: 0.204})
+    assert f"{name}: allreduce_async_ / Horovod 10.20 of 10, reached" in calls.judged(with_horovod)
+    assert [f"{name}: Horovod, tensor by tensor", "0.50 GB/s", ""] in calls.rows(with_horovod)
     lines = calls.rows(found)
     assert lines[0] == ["one all_reduce of 4 MiB", "1 ms", ""]
     assert [f"{name}: scheduler", "8.16 GB/s", "0.80 of one all_reduce's rate"] in lines

@@ -59,7 +59,7 @@ def test_threads_are_connected_pair_by_pair(size: int, transports: tuple[str, ..
         world.check()
 
 
-def test_all_ranks_know_how_crowded_the_fullest_host_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_ranks_know_the_most_oversubscribed_host(monkeypatch: pytest.MonkeyPatch) -> None:
     hosts = [0, 1, 1, 1, 1, 1]
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
     configs = [Config(host_id=f"host {h}", init_timeout_s=30) for h in hosts]

@@ -145,7 +145,7 @@ def test_other_services_and_versions_are_told_apart() -> None:
 
 
 class LocalAddress:
-    """A doorkeeper in a thread, which notes whom it admitted."""
+    """An Admission in a thread, which notes the claims that it admitted."""
 
     def __init__(self) -> None:
         self.admitted: list[Claim] = []

@@ -142,7 +142,7 @@ def test_mistaken_options_are_told(words: Sequence[str], text: str) -> None:
 
 
 @pytest.mark.parametrize("descriptors", [12, 16])
-def test_no_room_for_descriptors_is_one_line(descriptors: int) -> None:
+def test_too_few_descriptors_are_one_line(descriptors: int) -> None:
     # With fewer cores than ranks the launcher would also say how it sets OMP_NUM_THREADS.
     set_limits = f"ulimit -n {descriptors}; export OMP_NUM_THREADS=1"
     words = f"{set_limits}; exec {sys.executable} -m pycoll run -n 4 true"

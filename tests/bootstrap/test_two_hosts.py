@@ -86,7 +86,7 @@ def test_ranks_of_two_hosts_find_the_cable(hosts: list[str], address: str) -> No
         "2 [0, 0, 1, 1] FakeShm[3] FakeTcp[0, 1]\n",
         "3 [0, 0, 1, 1] FakeShm[2] FakeTcp[0, 1]\n",
     ], texts
-    # The dead network is probed beside the living one and costs some milliseconds for each peer.
+    # The dead network and the living one are probed together, which costs some milliseconds a peer.
     assert seconds < 10
 
 

@@ -87,7 +87,7 @@ def test_ranks_of_one_host_begin_with_different_ports_of_the_allowed(tmp_path: P
     assert "mlx5_1:1 (RoCE IPv4)" in str(refused.value)
 
 
-def test_a_slow_port_beside_faster_ones_is_used_only_if_named(tmp_path: Path) -> None:
+def test_a_slow_port_next_to_faster_ones_is_used_only_if_named(tmp_path: Path) -> None:
     """It would hold up the others; one of another network does not."""
     make_port(tmp_path, "a0", 1, [(IPV4, "RoCE v2")], rate="25 Gb/sec (1X EDR)")
     make_port(tmp_path, "a1", 1, [(IPV4, "RoCE v2")])

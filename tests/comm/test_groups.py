@@ -163,7 +163,7 @@ def test_groups_in_groups_join_the_outer_one() -> None:
 def test_works_that_nobody_keeps_change_nothing() -> None:
     def rank(comm: Comm) -> None:
         xs = [np.full(3, number, np.float32) for number in range(2000)]
-        for turn in range(3):  # of more members than there is room for Works
+        for turn in range(3):  # of more members than the store of Works holds
             with comm.group():
                 kept = [comm.all_reduce(x, out=x) for x in xs if x[0] % 3 == 0]
                 for x in xs:

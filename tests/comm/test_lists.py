@@ -57,9 +57,9 @@ def test_a_list_is_its_arrays(parts: list[Any], op: str, size: int, seed: int) -
             else:
                 with comm.group():
                     work = comm.all_reduce(xs, op, out=outs)
-                    beside = comm.all_reduce(1)
+                    other = comm.all_reduce(1)
                 found = work.wait()
-                assert beside.wait() == comm.size
+                assert other.wait() == comm.size
             assert found is outs
             made = comm.all_reduce(kept, op)
             assert isinstance(made, list)

@@ -69,7 +69,7 @@ def test_messages_between_all_pairs_and_oneself() -> None:
 
 
 def test_messages_from_anybody_tell_their_sender() -> None:
-    """Sent before and after it was asked, by others and by the rank itself, beside other tags."""
+    """Sent before and after it was asked, by others and by the rank itself, next to other tags."""
 
     def rank(comm: Comm) -> None:
         if comm.rank:

@@ -77,7 +77,7 @@ def descriptors() -> int:
 
 
 def parts_of_parts(comm: Comm, steps: int) -> dict[str, Any]:
-    """In a process: parts at both depths, used beside each other, and what they leave behind."""
+    """In a process: sub-communicators at both depths, used together, and what they leave behind."""
     subcommunicators._UNDER_WAY_MAX = 3 * comm.size * steps  # so many peers at a time
     half = comm.split(comm.rank % 2, -comm.rank)
     assert half is not None

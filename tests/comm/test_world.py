@@ -320,7 +320,7 @@ except KeyboardInterrupt:
 def test_the_package_offers_what_it_lists() -> None:
     import pycoll.comm.world
 
-    # run() starts processes, so the rooms of communicators do not know it.
+    # run() starts processes, so the modules of communicators do not have it.
     assert pycoll.__all__ == sorted([*pycoll.comm.world.__all__, "run"])
     for name in pycoll.__all__:
         assert getattr(pycoll, name).__doc__, name

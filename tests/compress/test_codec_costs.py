@@ -72,14 +72,14 @@ def test_links_and_codec_overlap_in_pieces() -> None:
     long = cost(INT8, Topology.even(4, 4), 64 * MIB)
     assert long.pieces > 100
     assert max(long.links, long.codec) < long.seconds < 1.01 * max(long.links, long.codec)
-    crowded = coded_cost(
+    oversubscribed = coded_cost(
         Collective.ALL_REDUCE,
         Topology.even(4, 4),
         64 * MIB,
         Coded("int8", 0.25),
         SLOW.with_ranks_per_core(2),
     )
-    assert crowded.pieces == 1 and crowded.codec == pytest.approx(2 * long.codec)
+    assert oversubscribed.pieces == 1 and oversubscribed.codec == pytest.approx(2 * long.codec)
 
 
 def test_bytes_on_the_wire_are_those_of_the_formulas() -> None:

@@ -251,7 +251,7 @@ def test_errors_reach_all_ranks_of_all_hosts() -> None:
             assert all(isinstance(one, MismatchError) for one in found)
 
 
-def test_the_model_knows_the_room_behind_heads() -> None:
+def test_the_model_knows_the_space_behind_heads() -> None:
     from pycoll.compress import coded_exchange
 
     for size in (1, 2, 3, 7, 64, 1000, 100_000):

@@ -82,7 +82,7 @@ def test_worlds_grow_up_to_the_largest_in_the_table_of_ranks() -> None:
 
 @pytest.mark.parametrize("kind", Collective, ids=lambda kind: kind.name.lower())
 def test_the_largest_world_takes_seconds(kind: Collective) -> None:
-    # Not the clock: others may compute beside the tests. Steps of all ranks would take minutes.
+    # Not the clock: others may compute next to the tests. Steps of all ranks would take minutes.
     start = time.process_time()
     found = forecast(Asked(kind, RANKS_MAX // 8, 8, 1 << 20), DEFAULT)
     assert time.process_time() - start < 60

@@ -199,7 +199,7 @@ def test_the_explanation_of_an_algorithm_that_was_asked_for_names_the_choice_too
 
 def test_a_thousand_ranks_are_predicted_from_formulas_in_seconds() -> None:
     topology = Topology.even(1024, 128)
-    start = time.process_time()  # not the clock: others may compute beside the tests
+    start = time.process_time()  # not the clock: others may compute next to the tests
     for kind in Collective:
         assert choose(kind, topology, 1 << 20).predicted_s > 0
     assert time.process_time() - start < 5

@@ -105,7 +105,7 @@ class Harness {
     transport_.poll();
     for (std::uint32_t number = 0; number < kChannelsMax; ++number) {
       if ((choices_ & kSend) != 0) {
-        // A channel without room takes nothing.
+        // A full channel takes nothing.
         (void)link().send_channel(number).hand_over({1, 2, sizeof(memory_), 3}, memory_);
       }
       RecvChannel& channel = link().recv_channel(number);

@@ -1,6 +1,6 @@
 """Writes the seed corpus of the frame fuzzer: small streams of frames, one file each.
 
-A second writer of WIRE.md beside the library's own. Run it again after a change of the format:
+A second writer of WIRE.md next to the library's own. Run it again after a change of the format:
 
     python tests/fuzz/make_frame_corpus.py tests/fuzz/corpus/frame
 """
@@ -49,11 +49,11 @@ def notice(sequence: int, failure: int, detail: bytes) -> bytes:
     """A Notice of transport.h."""
     descriptor = struct.pack("<QQIBBBB", 1000, 77, 0, 0, 11, 0, 0)
     state = struct.pack("<IiQIII", failure, 2, sequence - 1, 2, 1500, 2)
-    awaited = struct.pack("<27I", 3, 4, *(0,) * 25)
+    waits = struct.pack("<27I", 3, 4, *(0,) * 25)
     dispute = struct.pack("<Q4I10I", sequence, 3, 1, 0, 1, 7, 8, 9, *(0,) * 7)
     refusals = struct.pack("<6Q144s", 3, 3, *(0,) * 4, b"x is None")
     head = struct.pack("<Q", sequence) + descriptor + state
-    return head + struct.pack("88s", detail) + awaited + dispute + refusals
+    return head + struct.pack("88s", detail) + waits + dispute + refusals
 
 
 def announced(kind: int, length: int, *, place: int = 0, number: int = 0) -> bytes:

@@ -1,6 +1,6 @@
 """Writes the seed corpus of the plan fuzzer: small plans written by hand, one file each.
 
-A second writer of the format beside the library's own, with zlib's checksum; plan_test.cpp checks
+A second writer of the format next to the library's own, with zlib's checksum; plan_test.cpp checks
 that every file validates. Run it again after a change of FORMAT.md:
 
     python tests/fuzz/make_plan_corpus.py tests/fuzz/corpus/plan

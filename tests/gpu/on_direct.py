@@ -1,6 +1,6 @@
 """Ranks on two hosts whose network cards read and write device memory; run as on_device.py is.
 
-For the tests' own driver and its provider of verbs, libibverbs.so.1 beside it, only: on hardware it
+Only for the tests' own driver and its provider of verbs, libibverbs.so.1 next to it: on hardware it
 would take two hosts. The tests are those of on_hosts.py.
 """
 

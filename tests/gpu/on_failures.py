@@ -85,7 +85,7 @@ def test_host_and_device_arrays_in_one_collective(on_host: set[int], odd: int) -
         assert "all ranks must call alike, with arrays of the host or of devices" in rest
 
 
-def test_waiting_beside_a_collective_of_the_host_is_no_mistake(broken: ThreadWorld) -> None:
+def test_waiting_next_to_a_collective_of_the_host_is_no_mistake(broken: ThreadWorld) -> None:
     """The others wait on the host or on the device; what counts is the order of the calls."""
 
     def run(comm: pycoll.Communicator) -> None:

@@ -240,7 +240,7 @@ def test_messages_go_round_between_collectives(world: ThreadWorld) -> None:
     ranks_of(world, run)
 
 
-def test_messages_overtake_by_tags_in_groups_and_run_beside_streams(world: ThreadWorld) -> None:
+def test_messages_overtake_by_tags_in_groups_and_run_next_to_streams(world: ThreadWorld) -> None:
     def run(comm: pycoll.Communicator) -> None:
         if comm.rank == 1:
             with comm.group():

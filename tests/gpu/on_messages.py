@@ -130,7 +130,7 @@ def test_a_rank_sends_to_itself_in_a_group(world: ThreadWorld) -> None:
     ranks_of(world, run)
 
 
-def test_messages_beside_their_streams_and_on_others(world: ThreadWorld) -> None:
+def test_messages_next_to_their_streams_and_on_others(world: ThreadWorld) -> None:
     def run(comm: pycoll.Communicator) -> None:
         other = Stream()
         x = array(np.arange(50.0))

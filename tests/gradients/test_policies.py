@@ -101,7 +101,7 @@ def test_each_byte_travels_once(policy: Policy, kinds: tuple[str, ...]) -> None:
         assert comm_plan == comm_plan_of(policy, gradients, RATES)
 
 
-def test_a_broken_agenda_is_found() -> None:
+def test_a_broken_communication_plan_is_found() -> None:
     gradients = [Gradient(100, 0.0), Gradient(100, 1.0), Gradient(8, 2.0, "int32")]
     a, b, c = Piece(0, 0, 100), Piece(1, 0, 100), Piece(2, 0, 8)
     good = (GradientMessage((a, b)), GradientMessage((c,)))
@@ -254,10 +254,10 @@ def test_auto_sends_one_message_where_each_holds_up_the_thread_more_than_it_hide
 def test_auto_hides_nothing_where_computing_stands_still_meanwhile() -> None:
     gradients = [Gradient(1 << 20, 1e-3 * (n + 1)) for n in range(10)]
     rates = Rates(Rate(50e-6, 1e-9), Rate(25e-6, 5e-10), Rate(25e-6, 5e-10), 5e-6)
-    beside = decide(Policy(), gradients, rates)
+    separate = decide(Policy(), gradients, rates)
     shared = decide(Policy(), gradients, rates._replace(slowed=1.0))
-    assert len(beside.comm_plan.messages) > 1 == len(shared.comm_plan.messages)
-    assert "100% of computing is lost" in shared.why and "is lost" not in beside.why
+    assert len(separate.comm_plan.messages) > 1 == len(shared.comm_plan.messages)
+    assert "100% of computing is lost" in shared.why and "is lost" not in separate.why
 
 
 def test_auto_cuts_where_a_long_message_would_hold_up_the_next_forward_pass() -> None:

@@ -182,8 +182,8 @@ def test_a_message_of_another_architecture_waits_for_both_legs() -> None:
     assert simulate(comm_plan, gradients, rates).done_s == (8.0, 12.0, 15.0)
 
 
-def test_computing_beside_a_message_takes_longer_where_both_share_cores() -> None:
-    """A message of 8 s from the second 2 on, beside 6 s of what is left of a backward pass."""
+def test_computing_next_to_a_message_takes_longer_where_both_share_cores() -> None:
+    """A message of 8 s from the second 2 on, next to 6 s of what is left of a backward pass."""
     comm_plan = comm_plan_of(
         Policy("wfbp"), gradients := [Gradient(8, 2.0), Gradient(0, 8.0)], RATES
     )

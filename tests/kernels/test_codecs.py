@@ -145,19 +145,19 @@ def test_every_alignment_of_source_and_target(name: str, seed: int | None, isa: 
             given = placed(values.nbytes, source)
             given[: values.nbytes] = values.view(np.uint8)
             codes, left = placed(len(told), target), placed(values.nbytes, target + 8)
-            mine, room = (one[: values.nbytes].view(np.float32) for one in (given, left))
-            codec.encode(_core.view(codes[: len(told)]), _core.view(mine), _core.view(room))
+            mine, space = (one[: values.nbytes].view(np.float32) for one in (given, left))
+            codec.encode(_core.view(codes[: len(told)]), _core.view(mine), _core.view(space))
             where = (count, source, target)
-            assert codes[: len(told)].tobytes() == told and same(room, rests), where
+            assert codes[: len(told)].tobytes() == told and same(space, rests), where
             assert (codes[len(told) :] == 0xA5).all() and (left[values.nbytes :] == 0xA5).all()
             held = placed(len(told), source)
             held[: len(told)] = np.frombuffer(told, np.uint8)
             for adds, wanted in ((False, sent), (True, wanted_sum)):
                 out = placed(values.nbytes, target)
                 out[: values.nbytes] = values.view(np.uint8)
-                room = out[: values.nbytes].view(np.float32)
-                codec.decode(_core.view(room), _core.view(held[: len(told)]), adds)
-                assert same(room, wanted), (*where, adds)
+                space = out[: values.nbytes].view(np.float32)
+                codec.decode(_core.view(space), _core.view(held[: len(told)]), adds)
+                assert same(space, wanted), (*where, adds)
                 assert (out[values.nbytes :] == 0xA5).all(), (*where, adds)
 
 

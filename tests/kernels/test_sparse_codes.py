@@ -131,7 +131,7 @@ def test_every_address_of_places_and_values() -> None:
         assert told == codes[0][0].tobytes(), one
 
 
-def test_a_sample_that_misleads_changes_nothing() -> None:
+def test_an_unrepresentative_sample_changes_nothing() -> None:
     """Bounds from a sample are too high or too low where the large values are unlike the others."""
     x = np.zeros(1 << 17, np.float32)
     x[: 1 << 12] = 5

@@ -163,7 +163,7 @@ def test_programs_that_join_no_world_end_as_ever() -> None:
     assert launch(LaunchOptions(1, ["false"], elastic=options, quiet=True)) == 1
 
 
-def test_strangers_at_the_roster_harm_nothing(tmp_path: Path) -> None:
+def test_strangers_at_the_elastic_rendezvous_harm_nothing(tmp_path: Path) -> None:
     with running(tmp_path, "-n", "2", "--min-np", "1") as job:
         (first,) = job.await_worlds(1)
         environment = Path(f"/proc/{first[0]}/environ").read_bytes().decode().split("\0")

@@ -28,9 +28,9 @@ def expected(names: Sequence[str]) -> list[str]:
 
 
 def found(name: str) -> str:
-    """The program beside this Python or on PATH, or an empty text."""
-    beside = BIN / name
-    return str(beside) if beside.exists() else shutil.which(name) or ""
+    """The program next to this Python or on PATH, or an empty text."""
+    neighbour = BIN / name
+    return str(neighbour) if neighbour.exists() else shutil.which(name) or ""
 
 
 def ip(*words: str) -> None:

@@ -71,7 +71,7 @@ def test_a_missing_flush_is_a_race_only_where_memory_is_shared() -> None:
     verify_plans(edit(ring_plans, 0, index, flags=0))
 
 
-def test_memory_is_lent_only_until_somebody_who_has_read_it_sends_what_replaces_it() -> None:
+def test_memory_is_exposed_only_until_a_reader_sends_what_replaces_it() -> None:
     """In a ring what returns was made of what left; in an exchange both write at once."""
     first, second, *_ = unpack(lower_all(ring(3))[0]).rows
     assert (
@@ -85,7 +85,7 @@ def test_memory_is_lent_only_until_somebody_who_has_read_it_sends_what_replaces_
     )
 
 
-def test_results_are_lent_where_they_stay() -> None:
+def test_results_are_exposed_where_they_stay() -> None:
     plans = lower_all(chain(3))
     rows = unpack(plans[1]).rows
     passing = [row for row in rows if row.recv and row.send]
@@ -126,7 +126,7 @@ def test_results_land_where_all_who_read_there_have_told_their_sender() -> None:
         )
 
 
-def test_nothing_lands_where_somebody_may_still_read_what_was_sent() -> None:
+def test_no_direct_write_goes_where_a_rank_may_still_read_what_was_sent() -> None:
     plans = lower_all(chain(2, back_lane=0))
     one, two = unpack(plans[0]), unpack(plans[1])
     tells, hears = one.rows

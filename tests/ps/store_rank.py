@@ -37,7 +37,7 @@ TELLS = os.environ.get("STORE_TELLS") == "1"
 ROUNDS = int(os.environ.get("STORE_ROUNDS", "0"))
 #: "RANK:PEER": at SIGUSR1 server RANK breaks its connection with server PEER.
 CUT = os.environ.get("STORE_CUT", "")
-#: How many keys there are beside those of the counts; with any, there is a table too.
+#: How many keys there are in addition to those of the counts; with any, there is a table too.
 KEYS = int(os.environ.get("STORE_KEYS", "0"))
 
 

@@ -56,7 +56,7 @@ def output_of(*command: str | Path, cwd: Path | None = None, executable: Path | 
 def prepare(cache: Path, packages: Sequence[str] = ()) -> Path:
     """The folder with ``vmlinux``, ``busybox``, ``version`` and ``layer``; fetched if need be.
 
-    ``packages`` are laid over this machine's root beside the tools, with what they need.
+    ``packages`` are laid over this machine's root next to the tools, with what they need.
     """
     contents = " ".join([*TOOLS, *packages, *MODULES, Path(__file__).read_text()])
     done = cache / hashlib.sha256(contents.encode()).hexdigest()[:12]

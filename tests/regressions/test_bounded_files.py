@@ -29,7 +29,7 @@ def odd_files(folder: Path) -> dict[str, Path]:
     link.symlink_to("/dev/zero")
     long = folder / "long.json"
     with long.open("wb") as file:
-        file.truncate(timelines.FILE_BYTES_MAX + 1)  # takes no room on the disk
+        file.truncate(timelines.FILE_BYTES_MAX + 1)  # takes no space on the disk
     return {
         "a FIFO": fifo,
         "a character device": Path("/dev/zero"),

@@ -22,8 +22,8 @@ world = pycoll.local_world(2, shared_arrays=True)
 # Every other one, so that no two become one mapping.
 arrays = [np.full(4096, number) for number in range(2000)][::2]
 reached = pycoll._core.is_reachable(arrays[9].ctypes.data, arrays[9].nbytes)
-room = limit - sum(1 for _ in open("/proc/self/maps")) - 100
-taken = [libc.mmap(None, 4096, 1 + 2 * (n % 2), 0x22, -1, 0) for n in range(room)]
+pages = limit - sum(1 for _ in open("/proc/self/maps")) - 100
+taken = [libc.mmap(None, 4096, 1 + 2 * (n % 2), 0x22, -1, 0) for n in range(pages)]
 
 def write_all():
     for array in arrays:

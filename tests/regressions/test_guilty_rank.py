@@ -1,5 +1,5 @@
-"""A deadline named ranks that only waited, other ones from run to run, beside or instead of the one
-rank that stood still.
+"""A deadline named ranks that only waited, other ones from run to run, together with or instead of
+the one rank that stood still.
 """
 
 from __future__ import annotations

@@ -227,35 +227,35 @@ def test_messages_with_tags_find_their_receives_in_any_order() -> None:
                     data = (np.arange(length) * 3 + source * 100 + dest * 10 + tag).astype(
                         np.float32
                     )
-                    room = np.zeros(length, np.float32)
+                    space = np.zeros(length, np.float32)
                     operations.append(
                         simulation.add_message(source, True, _core.view(data), dest, tag)
                     )
                     operations.append(
                         simulation.add_message(
-                            dest, False, _core.view(room), source, tag, at_s=tag * 1e-6
+                            dest, False, _core.view(space), source, tag, at_s=tag * 1e-6
                         )
                     )
-                    expected.append((data, room))
+                    expected.append((data, space))
         assert simulation.run(HORIZON_S), f"seed {seed}: hang"
         for operation in operations:
             simulation.check(operation)
-        for data, room in expected:
-            assert np.array_equal(data, room), f"seed {seed}"
+        for data, space in expected:
+            assert np.array_equal(data, space), f"seed {seed}"
 
 
 def test_a_message_of_another_length_is_a_mismatch_for_its_receiver_only() -> None:
     simulation = _core.Simulation(2, 1, "plain")
-    data, room = np.ones(10, np.float32), np.zeros(9, np.float32)
+    data, space = np.ones(10, np.float32), np.zeros(9, np.float32)
     sent = simulation.add_message(0, True, _core.view(data), 1, 5)
-    received = simulation.add_message(1, False, _core.view(room), 0, 5)
+    received = simulation.add_message(1, False, _core.view(space), 0, 5)
     assert simulation.run(HORIZON_S)
     assert outcome(simulation, sent) is None
     error = outcome(simulation, received)
     assert isinstance(error, MismatchError)
     assert "40 bytes" in str(error)
     assert "36 bytes" in str(error)
-    assert not room.any()
+    assert not space.any()
 
 
 def test_equal_seeds_replay_the_same_events() -> None:

@@ -141,9 +141,9 @@ def join_script(folder: Path, prepare: str = "", arguments: str = "") -> str:
 
 
 def program(name: str) -> str:
-    """Beside this Python, or on PATH; skipped with the reason if there is none."""
-    beside = Path(sys.executable).parent / name
-    found = str(beside) if beside.exists() else shutil.which(name)
+    """Next to this Python, or on PATH; skipped with the reason if there is none."""
+    neighbour = Path(sys.executable).parent / name
+    found = str(neighbour) if neighbour.exists() else shutil.which(name)
     if found is None:
         pytest.skip(f"{name} is not installed: pip install -r tests/requirements.txt has it")
     return found

@@ -1,4 +1,4 @@
-"""How much work something is: calls of functions, or processor time beside other programs."""
+"""How much work something is: calls of functions, or processor time next to other programs."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
 Written against the documents alone (schedule.py's docstring, FORMAT.md) and sharing no code with
 the proof but the reader of plan bytes. Contributions are random residues, so a wrong set of
 contributions gives a wrong sum. A result that is final is multiplied by `FINAL_FACTOR` in place of
-the division that `avg` does. Memory that a row may hand over or lends is read as late as allowed;
-what may land is written as early.
+the division that `avg` does. Memory that a row may hand over or expose is read as late as allowed;
+direct writes are made as early.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ class World:
         )
         self.rng, self.op, self.factor, self.tiles, self.depth = rng, op, factor, tiles, depth
         self.lazy = lazy
-        self.lands = rng.random() < 0.5
+        self.writes_directly = rng.random() < 0.5
         shared = in_place and first.collective in IN_PLACE
         self.inputs: list[dict[tuple[int, int], int]] = []
         self.outputs: list[dict[tuple[int, int], int]] = []
@@ -189,7 +189,7 @@ class World:
         self.scratch: list[dict[int, int]] = [{} for _ in self.plans]
         self.channels: dict[tuple[int, int, int], deque[list]] = {}
         #: Of each channel: the rows that receive from it, and how many segments it had per tile.
-        self.receivers = receivers_of(tuple(plans)) if self.lands else {}
+        self.receivers = receivers_of(tuple(plans)) if self.writes_directly else {}
         self.sent: dict[tuple[int, int, int, int], int] = {}
         self.lanes = [
             [rank, [row for row in plan.rows if row.lane == lane], 0, 0, 1 << rank]
@@ -265,7 +265,7 @@ class World:
         if row.target and not (arrived and arrived[0][6]):
             self.store(rank, row, tile, value)
         for end, queue in zip(row.send, send, strict=True):
-            landed = self.land(rank, end, row.chunk, tile, value)
+            landed = self.write_directly(rank, end, row.chunk, tile, value)
             source = (memory, key) if late else None
             queue.append([row.chunk, value, source, lane[4], rank, exposed, landed])
 
@@ -273,12 +273,12 @@ class World:
         if not segment[6]:
             return self.load(segment)
         if (row.target_slot, tile) not in self.outputs[rank]:
-            raise WrongRunError("something landed elsewhere")
+            raise WrongRunError("a direct write went elsewhere")
         return self.outputs[rank][row.target_slot, tile]
 
-    def land(self, rank: int, end: int, chunk: int, tile: int, value: int) -> bool:
+    def write_directly(self, rank: int, end: int, chunk: int, tile: int, value: int) -> bool:
         """Writes to the receiver's output at once, if its row allows that."""
-        if not self.lands:
+        if not self.writes_directly:
             return False
         peer, number, _ = self.plans[rank].channels[end]
         rows = self.receivers.get((rank, peer, number), [])

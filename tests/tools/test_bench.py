@@ -217,7 +217,7 @@ SHORT = ("-b", "8", "-e", "8K", "-f", "32", "--samples", "5")
         ("scan", "-n", "2", "--transport", "tcp"),
     ],
 )
-def test_a_sweep_from_the_command_line(words: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_range_of_sizes_from_the_command_line(words: tuple[str, ...], tmp_path: Path) -> None:
     figures, picture = tmp_path / "figures.json", tmp_path / "picture.png"
     done = command("bench", *words, *SHORT, "--json", str(figures), "--plot", str(picture))
     assert done.returncode == 0, done.stdout + done.stderr

@@ -50,7 +50,7 @@ def test_ranks_of_one_host_keep_their_clock_and_others_are_compared_by_the_day(
     ]
 
 
-def test_files_beside_the_first_are_found(tmp_path: Path) -> None:
+def test_files_next_to_the_first_are_found(tmp_path: Path) -> None:
     for name in ("t.json", "t.1.json", "t.2.json", "t.4.json", "u.1.json"):
         (tmp_path / name).write_text("[]")
     assert [path.name for path in siblings(tmp_path / "t.json")] == [

@@ -54,7 +54,7 @@ BREAKS: dict[str, Callable[[], Any]] = {
 
 
 def train(rank: int, size: int, address: str, secret: str) -> list[str]:
-    """Train with model=, twice, and beside it with torch alone."""
+    """Train with model=, twice, and next to it with torch alone."""
     pycoll.init(rank=rank, size=size, address=address, secret=secret, timeout_s=TIMEOUT_S)
     hvd.init()
     lines = []

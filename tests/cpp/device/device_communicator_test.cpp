@@ -130,7 +130,7 @@ TEST(operations_come_behind_each_other_and_behind_their_stream) {
   }
 }
 
-TEST(an_operation_beside_its_stream_is_joined) {
+TEST(an_operation_next_to_its_stream_is_joined) {
   CudaRanks ranks({.size = 2});
   for (std::uint64_t round = 0; round < 8; ++round) {
     CudaCase one(ranks, cuda_scenario("all_reduce/ring", 2, 500, round));
@@ -148,9 +148,9 @@ TEST(an_operation_beside_its_stream_is_joined) {
   }
 }
 
-// Also while streams are held up, so that what makes room may not have begun; no host waits, for
-// plans that are new neither. Of memory there is no more in the end.
-TEST(programs_make_room_for_others) {
+// Also while streams are held up, so that the launches that free memory may not have begun. No host
+// waits, not even for new plans. The end needs no more memory.
+TEST(programs_free_memory_for_others) {
   CudaRanks ranks({.size = 2, .programs_max = 3});
   void* word = nullptr;
   {

@@ -86,7 +86,7 @@ TEST(calls_give_the_sums_of_their_memory_again_and_again) {
   }
 }
 
-TEST(messages_wait_for_nobody_and_calls_go_on_beside_them) {
+TEST(messages_wait_for_nobody_and_calls_go_on_meanwhile) {
   for (const Fabric fabric : kFabrics) {
     CommunicatorWorld world(2, fabric);
     std::atomic<int> quick{0};
@@ -131,7 +131,7 @@ TEST(a_send_that_is_left_leaves_at_once) {
   }
 }
 
-TEST(nothing_starts_quickly_beside_a_long_message) {
+TEST(nothing_starts_quickly_next_to_a_long_message) {
   CommunicatorWorld world(2, Fabric::kShm);
   std::vector<Element> data = input_of(0, 0, 1 << 16), got(1 << 16), brief(2);
   const auto open = world.at(0).start(recv_from(1, 3, got), kPatience);

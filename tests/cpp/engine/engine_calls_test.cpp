@@ -1,4 +1,4 @@
-// Engines on a virtual network and a virtual clock: calls that are under way beside each other.
+// Engines on a virtual network and a virtual clock: calls that are under way at the same time.
 #include <deque>
 #include <memory>
 #include <string>
@@ -206,7 +206,7 @@ TEST(who_only_starts_calls_looks_at_what_has_come_when_no_more_may_run) {
 }
 
 // Rank 0 is through with the first operation and finds the second odd; rank 2 is still in the
-// first, and says what it has begun beside it.
+// first, and says what it has begun at the same time.
 TEST(a_dispute_may_be_about_what_runs_along) {
   Ranks ranks(3);
   std::vector<Element> moved(4), ten(10), twenty(20);

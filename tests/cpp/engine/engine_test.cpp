@@ -94,7 +94,7 @@ TEST(a_rank_that_sent_something_is_not_missing) {
   const transport::SegmentHeader header{
       engine::next_call(0), hash_bytes(&request.descriptor, sizeof(request.descriptor)), 8000, 0};
   auto& channel = ranks.link(0, 1).send_channel(0);
-  CHECK(channel.hand_over(header, request.input.data), "no room");
+  CHECK(channel.hand_over(header, request.input.data), "no free slot");
   ranks.run_until(2 * kSecond);
   expect(*first, Code::kTimeout,
          "operation 1 (all_reduce of 3000 uint64, op sum) did not finish within 1 s: rank 0 sent "

@@ -47,13 +47,13 @@ class Pipe final : public transport::SendChannel, public transport::RecvChannel 
   bool is_drained = true;
 
  private:
-  struct Held {
+  struct Stored {
     SegmentHeader header;
     std::vector<std::byte> bytes;
   };
   std::size_t depth_;
   std::vector<std::byte> slot_buffer_;
-  std::deque<Held> segments_;
+  std::deque<Stored> segments_;
   Segment head_;
 };
 

@@ -1,5 +1,5 @@
-// Rows that lead a lane: which they are, that they run tiles ahead as far as channels have room,
-// and that nobody can tell by the result.
+// Rows that lead a lane: which they are, that they run tiles ahead as far as channels have free
+// slots, and that nobody can tell by the result.
 #include "plan/leading_rows.h"
 
 #include "tests/cpp/engine/engine_ranks.h"
@@ -65,7 +65,7 @@ TEST(which_rows_lead_a_lane) {
         "a lane that only sends has no leading rows");
 }
 
-TEST(leading_rows_run_ahead_while_there_is_room) {
+TEST(leading_rows_run_ahead_while_slots_are_free) {
   for (const std::size_t tiles : {1u, 2u, 3u, 9u}) {
     Ranks ranks(2);
     std::vector<Element> data = input_of(0, 0, tiles * kElementsPerTile);

@@ -1,5 +1,5 @@
-// What reduce.h says beside the arithmetic of numbers: NaN and zeros, complex products, division,
-// which pairs exist, and how the instruction set is chosen.
+// What reduce.h says in addition to the arithmetic of numbers: NaN and zeros, complex products,
+// division, which pairs exist, and how the instruction set is chosen.
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>

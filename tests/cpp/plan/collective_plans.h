@@ -100,7 +100,7 @@ inline PlanImage direct_write_ring_plan(int size, int rank) {
   return ring_plan_with(plan::kFlagFlush | plan::kFlagDirectWrite, size, rank);
 }
 
-// A broadcast along the chain 0, 1, 2, of memory that is lent if `lend`.
+// A broadcast along the chain 0, 1, 2, of memory that is exposed if `expose`.
 inline PlanImage chain_plan(int rank, bool expose = false) {
   const auto self = static_cast<std::uint32_t>(rank);
   PlanBuilder builder(Collective::kBroadcast, 3, self);

@@ -116,7 +116,7 @@ TEST(memory_is_given_again_that_was_freed) {
   CHECK(again == first, "two holes are not one");
   Arena::free(again);
   Arena::free(third);
-  CHECK(!findable(third), "freed memory can be lent");
+  CHECK(!findable(third), "freed memory can be found");
   const auto file = Arena::of_process().file();
   CHECK(file.fd < 0 && file.generation == 0, "the file is left");
   const Block fresh(kBytes);

@@ -41,7 +41,7 @@ std::size_t aligned(std::size_t offset, std::size_t alignment) {
   return (offset + alignment - 1) / alignment * alignment;
 }
 
-// Where the shortest hole with room has it, the foremost of equals; kWhole if none has.
+// Where it fits in the shortest hole that holds it, the foremost of equals; kWhole if none does.
 std::size_t best(const std::vector<Hole>& holes, std::size_t length, std::size_t alignment) {
   Hole found{kWhole, kWhole + 1};
   for (const Hole& hole : holes) {

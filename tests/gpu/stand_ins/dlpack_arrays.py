@@ -30,7 +30,7 @@ class _Tensor(ctypes.Structure):
 
 _DELETER = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _CODES = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}
-#: Tensors that are lent to somebody, by address.
+#: Tensors that were exported and not yet released, by address.
 _exposed: dict[int, Any] = {}
 
 

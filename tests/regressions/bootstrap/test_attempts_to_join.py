@@ -1,5 +1,5 @@
 """Ranks counted their attempts to join, each its own, so that a rank which stayed away from one, or
-was started again beside keys of a dead world, met the others never again."""
+was started again next to keys of a dead world, met the others never again."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ import pycoll
 
 pytest.importorskip("torch")
 SIZE = 2
-#: What Horovod's wrapped optimizers have beside torch's own attributes: all there is in
+#: What Horovod's wrapped optimizers have in addition to torch's own attributes: all there is in
 #: horovod/torch/optimizer.py at commit 2626dc8, of the usual optimizer and of that for Adasum.
 _HOROVODS = (
     "_allreduce_delay _allreduce_grad_async _compression _grad_accs _group_counts "

@@ -52,7 +52,7 @@ def test_new_results_of_such_tensors_are_refused(name: str) -> None:
         for _ in range(2):  # the second time, native code knows the call
             wanted = call(comm, leaf.detach())
             for x in (leaf, leaf * 1, torch.nn.Parameter(leaf.detach())):
-                # The others hear of the root's refusal, as far as a notice has room.
+                # The others hear of the root's refusal, as far as it fits into a notice.
                 told = name == "scatter" and comm.rank != 0
                 with pytest.raises(pycoll.InvalidArgumentError, match=TOLD if told else TEXT):
                     call(comm, x)

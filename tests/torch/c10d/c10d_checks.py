@@ -17,7 +17,7 @@ from c10d_group_checks import (  # noqa: F401  # checks of this module, too
     check_groups_and_barriers,
     check_messages_from_anybody,
     check_objects_as_messages,
-    check_other_backends_beside,
+    check_other_backends_in_the_same_group,
     check_parts_of_a_group,
     every,
     values,

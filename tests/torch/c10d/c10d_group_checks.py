@@ -1,4 +1,4 @@
-"""Checks of groups, of messages between their members, and of backends beside; see c10d_checks,
+"""Checks of groups, of messages between their members, and of other backends; see c10d_checks,
 which takes them in so that they need no world of their own."""
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def check_parts_of_a_group() -> None:
     dist.destroy_process_group(part)
 
 
-def check_other_backends_beside() -> None:
+def check_other_backends_in_the_same_group() -> None:
     """Tensors of another type of device are the business of the backend that has its name."""
     one = torch.ones(2, device="meta")
     config = distributed_c10d._world.pg_backend_config
@@ -82,13 +82,13 @@ def check_other_backends_beside() -> None:
     mine = values(dist.get_rank())
     dist.all_reduce(mine, group=group)
     assert torch.equal(mine, every().sum(0))
-    beside = group.backend_for("meta")
-    assert isinstance(beside._get_backend(one.device), dist.ProcessGroupGloo)
-    assert beside is group.backend_for("meta") and beside.size() == dist.get_world_size()
+    other = group.backend_for("meta")
+    assert isinstance(other._get_backend(one.device), dist.ProcessGroupGloo)
+    assert other is group.backend_for("meta") and other.size() == dist.get_world_size()
     asked = mock.Mock()
     with mock.patch.dict(group._other_backends, meta=asked):
         dist.all_reduce(one, group=group)
-        dist.all_gather_single(torch.empty(2 * beside.size(), device="meta"), one, group=group)
+        dist.all_gather_single(torch.empty(2 * other.size(), device="meta"), one, group=group)
     assert [call[0] for call in asked.method_calls] == ["allreduce", "all_gather_single"]
     assert asked.method_calls[0].args[0][0] is one
     strange = dist.new_group(backend="cpu:pycoll,meta:mpi")

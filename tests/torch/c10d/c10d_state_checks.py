@@ -41,7 +41,7 @@ def check_devices_of_a_group() -> None:
     part.shutdown()
 
 
-def check_checkpoints_are_saved_beside() -> None:
+def check_checkpoints_are_saved_meanwhile() -> None:
     folder: list[object] = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
     dist.broadcast_object_list(folder)
     state = {"net": layer(3.0).state_dict()}

@@ -11,7 +11,7 @@ import datetime
 import torch
 import torch.distributed as dist
 from c10d_state_checks import (  # noqa: F401  # checks of this module, too
-    check_checkpoints_are_saved_beside,
+    check_checkpoints_are_saved_meanwhile,
     check_devices_of_a_group,
     check_one_rank_has_the_state_for_all,
     check_sharded_state_of_the_first_fsdp,

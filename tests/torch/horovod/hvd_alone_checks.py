@@ -83,7 +83,7 @@ def check_tensors_of_inference_mode() -> None:
 
 def check_a_result_that_one_rank_cannot_put() -> None:
     """It is that rank's loss alone, and the world goes on."""
-    broken = mock.patch.object(tasks, "_place", side_effect=RuntimeError("no room"))
+    broken = mock.patch.object(tasks, "_place", side_effect=RuntimeError("no memory"))
     for call in (
         lambda: hvd.allreduce_(torch.ones(2, 3).t(), op=hvd.Sum, name="put"),
         lambda: hvd.broadcast_(torch.full((2, 3), float(hvd.size())).t(), 0, name="put"),
@@ -93,7 +93,7 @@ def check_a_result_that_one_rank_cannot_put() -> None:
             continue
         with broken:
             told = raised(hvd.HorovodInternalError, call)
-        assert f"ran, but rank {hvd.rank()} could not put its result in place: no room" in told
+        assert f"ran, but rank {hvd.rank()} could not put its result in place: no memory" in told
     assert torch.all(hvd.allreduce(torch.ones(2)) == 1)
 
 
@@ -155,11 +155,11 @@ def check_training_under_a_default_device() -> None:
 
 def check_z_a_rank_that_cannot_make_what_travels() -> None:
     """It has to leave, since the others are in the task already: all hear of it, and of whom."""
-    broken = mock.patch.object(tasks.AllReduce, "enter", side_effect=RuntimeError("no room"))
+    broken = mock.patch.object(tasks.AllReduce, "enter", side_effect=RuntimeError("no memory"))
     if last():
         with broken:
             told = raised(hvd.HorovodInternalError, hvd.allreduce, torch.ones(2), name="made")
-        assert f"rank {hvd.rank()} left, since allreduce.made failed there: no room" in told, told
+        assert f"rank {hvd.rank()} left, since allreduce.made failed there: no memory" in told, told
     else:
         told = raised(hvd.HorovodInternalError, hvd.allreduce, torch.ones(2), name="made")
         assert f"rank {hvd.size() - 1}" in told, told

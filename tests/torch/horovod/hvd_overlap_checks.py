@@ -301,8 +301,8 @@ def check_auto_steps_at_once_where_waiting_singly_takes_too_long() -> None:
         real(self, 1.0)
 
     def between(net: Any, optimizer: Any, step: int) -> None:
-        awaited = [type(one) is DeferredParameter for one in net.parameters()]
-        assert (all(awaited), any(awaited)) == ((False, False) if step >= 2 else (True, True))
+        deferred = [type(one) is DeferredParameter for one in net.parameters()]
+        assert (all(deferred), any(deferred)) == ((False, False) if step >= 2 else (True, True))
         if step == STEPS - 1:
             told = optimizer.explain()
             assert (

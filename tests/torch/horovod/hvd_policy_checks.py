@@ -250,7 +250,7 @@ def check_ranks_that_disagree_are_told() -> None:
     assert f"{start}['{name}'" in text, text
 
 
-def check_reductions_run_beside_the_backward_pass() -> None:
+def check_reductions_run_during_the_backward_pass() -> None:
     """The last layer's gradient is there and reduced while the first one is still computed."""
     if hvd.size() == 1:
         return

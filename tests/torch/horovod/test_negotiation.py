@@ -26,7 +26,7 @@ def keys(found: Round) -> list[str]:
     return [one.key for one in found.ready]
 
 
-def test_a_name_is_settled_when_the_last_rank_has_it() -> None:
+def test_a_name_is_ready_when_the_last_rank_has_it() -> None:
     def rank(comm: Comm) -> list[list[str]]:
         negotiation = negotiation_of(comm)
         found = []

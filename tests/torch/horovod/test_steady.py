@@ -306,7 +306,7 @@ def test_barriers_without_a_name_travel_as_bits_after_a_while() -> None:
 
 
 def test_steady_barriers_and_reductions_take_few_steps_in_python() -> None:
-    """Functions entered by the one rank that there is: what a call costs beside the exchange."""
+    """Functions that the only rank enters: what a call costs in addition to the exchange."""
 
     def entered(controller: Controller, task: Any, name: str | None) -> int:
         count = 0

@@ -1,5 +1,5 @@
 // Arrays that ranks register with each other, through the fake driver: what is mapped and what is
-// not, and that results land there.
+// not, and that results are written there directly.
 
 #include <functional>
 
@@ -54,7 +54,7 @@ std::uint64_t loads_of(CudaCase& one) {
   return loads() - before;
 }
 
-TEST(results_land_on_the_same_device_and_on_others) {
+TEST(results_are_written_directly_on_the_same_device_and_on_others) {
   for (const std::vector<int>& ordinals : {std::vector<int>{0, 0, 0}, std::vector<int>{0, 1, 1}}) {
     CudaRanks ranks({.size = 3, .ordinals = ordinals});
     CudaCase one(ranks, cuda_scenario("all_reduce/direct", 3, kCount));
@@ -65,7 +65,7 @@ TEST(results_land_on_the_same_device_and_on_others) {
     }
     // Nobody loads what the two others have reduced.
     const std::uint64_t packs = kCount * sizeof(float) / 16;
-    CHECK(copied - loads_of(one) == 3 * packs / 3 * 2, "nothing lands");
+    CHECK(copied - loads_of(one) == 3 * packs / 3 * 2, "no direct write");
     // Rank 1 knows the number no more, as receiver and as sender; the other two do.
     CHECK(ranks[1].communicator->lapse(0).ok(), "lapse");
     CHECK(copied - loads_of(one) == 2 * packs / 3, "what lapsed is written to");

@@ -147,7 +147,7 @@ bool Machine::advance() {
     Op& op = stream->ops.front();
     if (op.launch != nullptr) {
       const Device& on = device(stream->device);
-      const bool fits = on.resident + op.launch->room() <= settings_.blocks;
+      const bool fits = on.resident + op.launch->blocks_needed() <= settings_.blocks;
       if (!fits || (op.launch->cooperative && on.cooperative != 0)) continue;  // until others end
     }
     begin(*stream, op);
@@ -194,7 +194,7 @@ void Machine::begin_graph(Stream& stream, Op& op) {
 }
 
 void Machine::begin_launch(Stream& stream, Op& op) {
-  device(stream.device).resident += op.launch->room();
+  device(stream.device).resident += op.launch->blocks_needed();
   device(stream.device).cooperative += op.launch->cooperative ? 1 : 0;
   launches_.push_back({&stream, op.launch});
 }
@@ -220,7 +220,7 @@ void Machine::start_launches(std::unique_lock<std::mutex>& lock) {
         },
         [this, stream, launch] {
           const auto held = this->lock();
-          device(stream->device).resident -= launch->room();
+          device(stream->device).resident -= launch->blocks_needed();
           device(stream->device).cooperative -= launch->cooperative ? 1 : 0;
           finish(*stream, stream->ops.front());
         },

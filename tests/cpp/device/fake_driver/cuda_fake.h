@@ -1,10 +1,9 @@
 // A CUDA driver inside one process, for what real devices are too quick or too forgiving to show:
-// work runs late, streams beside each other in any order that their events allow, kernels on the
+// work runs late, streams side by side in any order that their events allow, kernels on the
 // emulator with all their blocks interleaved; memory begins as garbage and is unmapped when it is
-// freed; launches that would not fit beside what runs wait, and cooperative ones for each other. It
-// is a shared library with the names
-// of libcuda.so.1 (cuda_fake_api.cpp), so that it is found where the driver would be, by C++ and
-// Python.
+// freed; launches that would not fit next to what runs wait, and cooperative ones for each other.
+// It is a shared library with the names of libcuda.so.1 (cuda_fake_api.cpp), so that it is found
+// where the driver would be, by C++ and Python.
 //
 // A thread is all the devices. Memory of devices is shared memory that other processes open by IPC
 // handles. Captures, graphs, and the calls that a capture forbids are as in the driver.
@@ -89,7 +88,7 @@ struct Launch {
 
   // The blocks that have to fit next to those of other kernels. Blocks of copies and codes wait for
   // no other block, so they may run one after the other.
-  std::uint32_t room() const {
+  std::uint32_t blocks_needed() const {
     return kernel->copies || kernel->codes || kernel->sparse ? 1 : blocks;
   }
 };

@@ -102,10 +102,10 @@ TEST(without_the_flush_kernels_read_what_was_there_before) {
 
 struct Staged {
   Cards cards{};
-  std::string words{};  // of the warning; empty: there is none
-  bool sends = false;   // from device memory
-  bool lands = false;   // there
-  const char* fails{};  // a function of the driver, once
+  std::string words{};   // of the warning; empty: there is none
+  bool sends = false;    // from device memory
+  bool arrives = false;  // there
+  const char* fails{};   // a function of the driver, once
   int error = 0;
   bool old_library = false;
   bool direct = true;
@@ -128,8 +128,8 @@ void check_staged(const Staged& one) {
     check_one(ranks, "all_gather/ring", count, count + 2);
   }
   CHECK((network.fake.taken_bytes() != 0) == one.sends, "sent from devices: %d", !one.sends);
-  CHECK((network.fake.directly_written_bytes() != 0) == one.lands, "arrived on devices: %d",
-        !one.lands);
+  CHECK((network.fake.directly_written_bytes() != 0) == one.arrives, "arrived on devices: %d",
+        !one.arrives);
 }
 
 TEST(where_the_driver_exports_nothing_the_host_copies) {
@@ -138,24 +138,24 @@ TEST(where_the_driver_exports_nothing_the_host_copies) {
                          "(GPUDirect RDMA): the CUDA driver exports no dma-buf of its memory (that "
                          "takes the open kernel modules); without one it takes nvidia-peermem: "
                          "verbs: fake0 port 1: cannot register"});
-  check_staged({.cards = {.dma_buf = false, .addresses = true}, .sends = true, .lands = true});
+  check_staged({.cards = {.dma_buf = false, .addresses = true}, .sends = true, .arrives = true});
 }
 
 TEST(where_an_export_fails_the_host_of_that_rank_copies) {
   check_staged({.words = "as a dma-buf: CUDA_ERROR_NOT_SUPPORTED",
                 .sends = true,  // from the other rank
-                .lands = true,
+                .arrives = true,
                 .fails = "cuMemGetHandleForAddressRange",
                 .error = 801});
 }
 
-TEST(where_writes_have_no_order_nothing_lands_on_devices) {
+TEST(where_writes_have_no_order_nothing_arrives_on_devices) {
   check_staged({.cards = {.flushes = false},
                 .words =
                     "is not written by network cards (GPUDirect RDMA): the CUDA driver neither "
                     "keeps their writes in order nor lets the host flush them",
                 .sends = true});
-  check_staged({.cards = {.keeps = true, .flushes = false}, .sends = true, .lands = true});
+  check_staged({.cards = {.keeps = true, .flushes = false}, .sends = true, .arrives = true});
 }
 
 // What was tried with a pattern went both ways, and nothing else does.
@@ -182,7 +182,7 @@ TEST(cards_that_do_not_tell_the_truth_are_not_used) {
 TEST(where_the_first_flush_fails_cards_are_not_used) {
   check_staged({.words = "(GPUDirect RDMA): the CUDA driver cannot flush what network cards wrote",
                 .sends = true,  // what was tried
-                .lands = true,
+                .arrives = true,
                 .fails = "cuFlushGPUDirectRDMAWrites",
                 .error = 801});
 }

@@ -1,4 +1,4 @@
-// What a carrier does at moments that threads seldom meet: its wire is made up, and calls the test.
+// The host proxy at moments that threads seldom meet: its wire is made up, and calls the test.
 
 #include "device/host_proxy/proxy.h"
 
@@ -55,11 +55,11 @@ struct Wire final : transport::Transport, transport::Link {
 
   Counting sending;
   Silent receiving;
-  int looks = 0;  // the carrier's thread's
+  int looks = 0;  // of the proxy's thread
   std::function<void(int)> on_look = [](int) {};
 };
 
-// A kernel writes when the carrier has just looked for what kernels wrote, its rank sees that the
+// A kernel writes when the proxy has just looked for what kernels wrote, its rank sees that the
 // kernel has ended, and leaves.
 TEST(what_kernels_wrote_before_a_rank_leaves_is_sent) {
   for (int look = 1; look <= 9; ++look) {

@@ -1,4 +1,4 @@
-// Channels that the host carries, beside those over peer memory: on several devices of the fake
+// Channels that the host proxies, and those over peer memory: on several devices of the fake
 // driver, ranks as threads, with wires over shared memory and over tcp.
 
 #include <array>

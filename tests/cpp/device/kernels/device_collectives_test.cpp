@@ -95,7 +95,7 @@ void check_case(const Scenario& one, DeviceWorld& world) {
     CHECK(buffers[rank].output == expected[rank].output, "rank %zu differs from the host: %s", rank,
           one.to_text().c_str());
     CHECK(buffers[rank].output.is_whole() && buffers[rank].input.is_whole(),
-          "rank %zu wrote beside its buffers: %s", rank, one.to_text().c_str());
+          "rank %zu wrote outside its buffers: %s", rank, one.to_text().c_str());
   }
 }
 

@@ -23,7 +23,7 @@ Scenario scenario_of(const std::string& schedule, std::uint32_t size, Protocol p
   return one;
 }
 
-// Of rank 0's block, over channels that are idle: rooms are there at once.
+// Of rank 0's block, over channels that are idle: slots are free at once.
 Counts counts_of(const Scenario& one, bool is_joined) {
   DeviceWorld world(testing::small_shape(*one.schedule, 1));
   world.set_steps(1000);  // the first ones write whole slots
@@ -48,7 +48,7 @@ void check_one(const char* schedule, std::uint32_t size, std::uint64_t sends, st
               static_cast<int>(counts.lines), static_cast<int>(counts.emptied));
   CHECK(counts.meetings == 2 && counts.fences == 0, "not one push and one poll");
   CHECK(counts.releases == peers, "a release gives back all that a channel brought");
-  CHECK(counts.acquires == sends, "rooms are looked at once each");
+  CHECK(counts.acquires == sends, "free slots are looked at once each");
   // A header, and two lines for up to 16 bytes, or one; as many come as go.
   const bool is_pattern = protocol == Protocol::kPattern;
   CHECK(counts.lines == (is_pattern ? 2 : 3) * sends, "something is stored that nobody needs");
@@ -77,36 +77,36 @@ TEST(what_tells_by_its_header_alone_is_not_joined) {
       counts_of(scenario_of("all_reduce/one_shot", 4, Protocol::kSimple, 2), false);
   CHECK(simple.meetings == 4 && simple.fences == 6, "%d meetings, %d fences",
         static_cast<int>(simple.meetings), static_cast<int>(simple.fences));
-  // Tokens are nothing but headers; a ring's channels carry more than there is room for.
+  // Tokens are nothing but headers; a ring's channels carry more than their slots hold.
   (void)counts_of(scenario_of("broadcast/direct", 4, Protocol::kLl, 2), false);
   (void)counts_of(scenario_of("all_reduce/ring", 4, Protocol::kLl, 8), false);
 }
 
 // In two-shot the owner of a part has heard of all outputs when it has reduced: every other rank's
-// result lands, and nobody copies anything. `packs`: of 16 bytes, of a rank's part.
-TEST(results_land_in_registered_outputs_and_nobody_copies) {
+// result is written directly, and nobody copies anything. `packs`: of 16 bytes, of a rank's part.
+TEST(results_are_written_to_registered_outputs_and_nobody_copies) {
   constexpr std::uint64_t kPacks = 8;
   for (const std::uint32_t size : {2, 3, 4, 8}) {
     Scenario one =
         scenario_of("all_reduce/direct", size, Protocol::kSimple, std::uint64_t{size} * kPacks * 4);
     const Counts copied = counts_of(one, false);
     one.registered = ~0u;
-    const Counts landed = counts_of(one, false);
+    const Counts direct = counts_of(one, false);
     const std::uint64_t peers = size - 1;
     std::printf(
         "  on %u ranks, per rank and 16 bytes of a part: %d stores and %d loads, %d and %d\n", size,
         static_cast<int>(copied.stores / kPacks), static_cast<int>(copied.loads / kPacks),
-        static_cast<int>(landed.stores / kPacks), static_cast<int>(landed.loads / kPacks));
+        static_cast<int>(direct.stores / kPacks), static_cast<int>(direct.loads / kPacks));
     // Parts and results to slots of peers, the own result, those of the others.
     CHECK(copied.stores == kPacks * (2 * peers + 1 + peers), "stores without");
     CHECK(copied.loads == kPacks * (peers + size + peers), "loads without");
-    CHECK(landed.stores == kPacks * (2 * peers + 1), "stores of what lands");
-    CHECK(landed.loads == kPacks * (peers + size), "loads of what lands");
+    CHECK(direct.stores == kPacks * (2 * peers + 1), "stores of direct writes");
+    CHECK(direct.loads == kPacks * (peers + size), "loads of direct writes");
     // At the beginning channels and windows; a look behind what the row that reduces has received.
-    CHECK(landed.meetings == copied.meetings + 2, "%d meetings", static_cast<int>(landed.meetings));
-    CHECK(landed.fences == copied.fences, "%d fences", static_cast<int>(landed.fences));
-    CHECK(landed.releases == copied.releases + peers, "a window for each channel");
-    CHECK(landed.acquires == copied.acquires + 2 * peers, "a look for each segment sent");
+    CHECK(direct.meetings == copied.meetings + 2, "%d meetings", static_cast<int>(direct.meetings));
+    CHECK(direct.fences == copied.fences, "%d fences", static_cast<int>(direct.fences));
+    CHECK(direct.releases == copied.releases + peers, "a window for each channel");
+    CHECK(direct.acquires == copied.acquires + 2 * peers, "a look for each segment sent");
   }
 }
 
@@ -114,9 +114,9 @@ TEST(results_land_in_registered_outputs_and_nobody_copies) {
 TEST(what_is_sent_before_its_receiver_was_heard_of_takes_slots) {
   Scenario one = scenario_of("all_gather/direct", 4, Protocol::kSimple, 1600);
   one.registered = ~0u;
-  const Counts landed = counts_of(one, false);
-  CHECK(landed.loads < 1600u / 4 * 8, "nothing lands in the tiles behind the first: %d loads",
-        static_cast<int>(landed.loads));
+  const Counts direct = counts_of(one, false);
+  CHECK(direct.loads < 1600u / 4 * 8, "no direct writes in the tiles behind the first: %d loads",
+        static_cast<int>(direct.loads));
 }
 
 }  // namespace

@@ -63,11 +63,11 @@ inline void check_sound(const Scenario& one) {
 inline constexpr std::uint64_t kSeeds = 10 * PYCOLL_DEVICE_ROUNDS;
 
 inline void check_found(const char* schedule, Protocol protocol, Fault fault, const char* what,
-                        bool lands = false) {
+                        bool is_direct = false) {
   int found = 0;
   for (std::uint64_t seed = 1; seed <= kSeeds; ++seed) {
-    Scenario one = scenario_of(schedule, 3, protocol, lands ? 612 : 600, seed);
-    one.registered = lands ? ~0u : 0;
+    Scenario one = scenario_of(schedule, 3, protocol, is_direct ? 612 : 600, seed);
+    one.registered = is_direct ? ~0u : 0;
     check_sound(one);
     if (!gives_the_bits_of_the_host(one, fault)) ++found;
   }

@@ -33,14 +33,14 @@ TEST(a_missing_meeting_of_the_block_is_noticed) {
   check_found("all_reduce/ring", Protocol::kSimple, Fault::kNoMeeting, "the block's meeting");
 }
 
-// What lands is ordered as what goes through slots.
-TEST(what_lands_needs_release_acquire_and_meetings) {
+// A direct write is ordered as what goes through slots.
+TEST(direct_writes_need_release_acquire_and_meetings) {
   const auto check = [](const char* schedule, Fault fault, const char* what) {
     check_found(schedule, Protocol::kSimple, fault, what, true);
   };
-  check("all_reduce/direct", Fault::kNoRelease, "the release, landing");
-  check("all_reduce/ring", Fault::kNoAcquire, "the acquire, landing");
-  check("all_reduce/direct", Fault::kNoMeeting, "the block's meeting, landing");
+  check("all_reduce/direct", Fault::kNoRelease, "the release, direct write");
+  check("all_reduce/ring", Fault::kNoAcquire, "the acquire, direct write");
+  check("all_reduce/direct", Fault::kNoMeeting, "the block's meeting, direct write");
 }
 
 TEST(lines_that_arrive_in_pieces_break_ll128_alone) {
@@ -299,7 +299,7 @@ TEST(a_host_that_gives_up_ends_its_kernels_in_the_middle) {
               status.message().c_str());
       }
       for (const Buffers& one_rank : buffers) {
-        CHECK(one_rank.output.is_whole(), "written beside: %s", one.to_text().c_str());
+        CHECK(one_rank.output.is_whole(), "written outside: %s", one.to_text().c_str());
       }
     }
     CHECK(ended_early > 0, "nothing was in the middle of anything");

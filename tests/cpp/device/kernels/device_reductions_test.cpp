@@ -114,7 +114,7 @@ void check_encoding(float value) {
         static_cast<unsigned>(made), static_cast<unsigned>(expected));
 }
 
-// Every pattern, the middle to the next one, and the floats beside both.
+// Every pattern, the middle to the next one, and the floats next to both.
 template <typename Ours, typename Theirs>
 void check_format() {
   using Storage = typename Theirs::Storage;

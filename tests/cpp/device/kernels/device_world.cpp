@@ -245,7 +245,7 @@ void DeviceWorld::join(Rank& rank, const Scenario& one, Buffers& buffers) {
   std::uint64_t begin = 0;
   for (std::size_t i = 0; i < rank.ends.size(); ++i) {
     CHECK(rank.inputs[i].is_whole() && rank.outputs[i].is_whole(),
-          "something was written beside array %zu: %s", i, one.to_text().c_str());
+          "something was written outside array %zu: %s", i, one.to_text().c_str());
     std::memcpy(buffers.output.data() + begin, rank.outputs[i].data(), rank.ends[i] - begin);
     begin = rank.ends[i];
   }

@@ -292,12 +292,12 @@ TEST(accounts_travel_in_notices) {
   CHECK(heard.inquiry == told.inquiry && heard.still == 1.5 && heard.waits.size() == 2 &&
             heard.waits[0].rank == 0 && heard.waits[0].sent && heard.waits[1].rank == 5 &&
             !heard.waits[1].sent && !heard.cut,
-        "%zu awaited", heard.waits.size());
+        "%zu waits", heard.waits.size());
   CHECK(account_of(1, 5, notice).waits.size() == 1, "rank 5 of 5");
   for (int peer = 6; peer < 60; ++peer) told.waits.push_back({peer, false});
   write_account(told, &notice);
   heard = account_of(1, 60, notice);
-  CHECK(heard.cut && heard.waits.size() == std::size(notice.waits), "%zu awaited",
+  CHECK(heard.cut && heard.waits.size() == std::size(notice.waits), "%zu waits",
         heard.waits.size());
   notice.inquiry = 99;
   notice.wait_count = ~0U;

@@ -50,7 +50,7 @@ void parts_that_hints_fill_arrive_unchanged(const Medium& medium) {
     const std::uint64_t key = key_of(world.seed(), 0, 1, 1, index);
     fill(memory.data(), bytes, key);
     std::byte* slot_buffer = nullptr;
-    world.settle("room", [&] { return (slot_buffer = send.reserve(bytes)) != nullptr; });
+    world.settle("a free slot", [&] { return (slot_buffer = send.reserve(bytes)) != nullptr; });
     (void)hints.wants_fill();
     hints.fill(slot_buffer, memory.data(), half);
     hints.fill(slot_buffer + half, memory.data() + half, bytes - half);
@@ -71,10 +71,10 @@ void a_record_names_what_was_handed_over(const Medium& medium) {
   for (std::uint64_t index = 0; index < 20; ++index) {
     const std::uint64_t key = key_of(world.seed(), 0, 1, 2, index);
     fill(memory.data(), bytes, key);
-    world.settle("room",
+    world.settle("a free slot",
                  [&] { return send.hand_over(header_for(key, index, bytes), memory.data()); });
     CHECK(sources.flushed() == !sources.reads(memory.data(), 2 * bytes), "two answers");
-    CHECK(!sources.reads(memory.data() + bytes, bytes), "memory beside what was handed over");
+    CHECK(!sources.reads(memory.data() + bytes, bytes), "memory next to what was handed over");
     world.settle("a segment", [&] { return try_receive(world.recv(1, 0, 2), key, index, bytes); });
     world.settle("the memory", [&] { return send.drained(); });
     CHECK(sources.flushed() && !sources.reads(memory.data(), bytes), "drained, and still read");
@@ -92,7 +92,7 @@ std::uint64_t hand_over_until_exposable(World& world, Block& memory, std::size_t
     CHECK(index < 1000, "arena memory is never exposable");
     const std::uint64_t key = key_of(world.seed(), 0, 1, 3, index);
     fill(memory.data(), bytes, key);
-    world.settle("room",
+    world.settle("a free slot",
                  [&] { return send.hand_over(header_for(key, index, bytes), memory.data()); });
     world.settle("a segment", [&] { return try_receive(world.recv(1, 0, 3), key, index, bytes); });
     world.settle("the memory", [&] { return send.drained(); });
@@ -114,7 +114,7 @@ void exposed_payloads_arrive_unchanged(const Medium& medium) {
   for (const std::uint64_t end = index + 10; index < end; ++index) {
     const std::uint64_t key = key_of(world.seed(), 0, 1, 3, index);
     fill(memory.data(), bytes, key);
-    world.settle("room",
+    world.settle("a free slot",
                  [&] { return zero_copy.expose(header_for(key, index, bytes), memory.data()); });
     world.settle("a segment", [&] { return recv.peek() != nullptr; });
     CHECK(!recv.peek()->exposed || !send.drained(), "drained before it was released");
@@ -134,7 +134,7 @@ void a_failed_sender_withdraws_what_it_exposed(const Medium& medium) {
   RecvChannel& recv = world.recv(1, 0, 3);
   const std::uint64_t index = hand_over_until_exposable(world, memory, bytes);
   transport::ZeroCopySender& zero_copy = *world.send(0, 1, 3).capabilities().zero_copy;
-  world.settle("room",
+  world.settle("a free slot",
                [&] { return zero_copy.expose(header_for(5, index, bytes), memory.data()); });
   world.settle("a segment", [&] { return recv.peek() != nullptr; });
   transport::ZeroCopyReceiver& receiver = *recv.capabilities().zero_copy;
@@ -235,10 +235,10 @@ void payloads_go_from_and_to_regions_and_slot_buffers(const Medium& medium) {
     if ((number & 1) != 0) way.to = 128 * number;
     std::byte* from = nullptr;
     if ((number & 2) != 0) way.from = from = pages[0].memory + 64 * number;
-    world.settle("room",
+    world.settle("a free slot",
                  [&] { return from != nullptr || (from = send.reserve(bytes)) != nullptr; });
     fill(from, bytes, number);
-    world.settle("room", [&] { return can.regions->pass(header, way); });
+    world.settle("a free slot", [&] { return can.regions->pass(header, way); });
     const Segment* segment = nullptr;
     world.settle("a segment", [&] { return (segment = recv.peek()) != nullptr; });
     CHECK(segment->header == header && segment->written_directly == ((number & 1) != 0),
@@ -285,7 +285,7 @@ void segments_and_slots_show_without_poll(const Medium& medium) {
   World world(medium, 2, seed_of(71));
   for (std::uint64_t index = 0; index < 5ull * kChannelDepth; ++index) {
     const std::size_t bytes = index % 2 == 0 ? 8 : kSegmentBytesMax;
-    CHECK(try_send(world.send(0, 1, 6), 72, index, bytes), "no room, without a poll");
+    CHECK(try_send(world.send(0, 1, 6), 72, index, bytes), "no free slot, without a poll");
     CHECK(try_receive(world.recv(1, 0, 6), 72, index, bytes), "no segment, without a poll");
   }
 }

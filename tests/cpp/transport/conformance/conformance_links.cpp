@@ -122,7 +122,7 @@ void a_close_is_told_and_loses_nothing(const Medium& medium) {
     world.steps(3);
   }
   CHECK(world.link(1, 2).state() == LinkState::kOpen, "rank 0 closed, the link to rank 2 went too");
-  world.settle("room", [&] { return try_send(world.send(1, 2, 2), 99, 0, 100); });
+  world.settle("a free slot", [&] { return try_send(world.send(1, 2, 2), 99, 0, 100); });
   world.settle("a segment", [&] { return try_receive(world.recv(2, 1, 2), 99, 0, 100); });
   CHECK(world.link(1, 0).state() == LinkState::kClosed, "a close did not last");
 }
@@ -154,7 +154,7 @@ void a_death_is_told_in_time(const Medium& medium) {
       world.steps(2);
     }
     CHECK(world.link(1, 2).state() == LinkState::kOpen, "rank 0 died, the link to rank 2 went too");
-    world.settle("room", [&] { return try_send(world.send(2, 1, 0), 44, 0, 100); });
+    world.settle("a free slot", [&] { return try_send(world.send(2, 1, 0), 44, 0, 100); });
     world.settle("a segment", [&] { return try_receive(world.recv(1, 2, 0), 44, 0, 100); });
   }
 }
@@ -183,7 +183,7 @@ void no_descriptor_is_left_open(const Medium& medium) {
   for (int end = 0; end < 4; ++end) {
     {
       World world(medium, 3, seed_of(26));
-      world.settle("room", [&] { return try_send(world.send(0, 1, 0), 60, 0, 70); });
+      world.settle("a free slot", [&] { return try_send(world.send(0, 1, 0), 60, 0, 70); });
       if (end == 1) world.close(0);
       if (end == 2) world.kill(2);
       for (int rank = 0; end == 3 && rank < 3; ++rank) world.close(rank);

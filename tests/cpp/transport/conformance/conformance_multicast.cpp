@@ -56,7 +56,8 @@ class RandomRepeats {
       const bool full = expected_[at(peer)].size() == kChannelDepth;
       const bool repeated =
           multicast(peer).repeat(header_for(sent.key, sent.index, sent.bytes), send(first));
-      CHECK(repeated || full, "no room to repeat beside %zu segments", expected_[at(peer)].size());
+      CHECK(repeated || full, "no free slot to repeat next to %zu segments",
+            expected_[at(peer)].size());
       if (repeated) expected_[at(peer)].push_back(sent);
     }
   }

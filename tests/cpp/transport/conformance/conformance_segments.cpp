@@ -21,7 +21,7 @@ void segments_arrive_in_order_and_unchanged(const Medium& medium) {
     for (int round = 0; round < 3; ++round) {
       for (const std::size_t bytes : kSizes) {
         const std::uint64_t key = key_of(world.seed(), from, 1 - from, 0, index);
-        world.settle("room", [&] { return try_send(send, key, index, bytes); });
+        world.settle("a free slot", [&] { return try_send(send, key, index, bytes); });
         world.settle("a segment", [&] { return try_receive(recv, key, index, bytes); });
         ++index;
       }
@@ -31,18 +31,18 @@ void segments_arrive_in_order_and_unchanged(const Medium& medium) {
   }
 }
 
-void reserved_room_stays_until_commit(const Medium& medium) {
+void reserved_slots_stay_until_commit(const Medium& medium) {
   World world(medium, 2, seed_of(2));
   SendChannel& send = world.send(0, 1, 3);
   for (std::uint64_t index = 0; index < 12; ++index) {
     const std::size_t bytes = index % 2 == 0 ? 16 : 5000;
     const std::uint64_t key = key_of(world.seed(), 0, 1, 3, index);
     std::byte* slot_buffer = nullptr;
-    world.settle("room", [&] { return (slot_buffer = send.reserve(bytes)) != nullptr; });
+    world.settle("a free slot", [&] { return (slot_buffer = send.reserve(bytes)) != nullptr; });
     fill(slot_buffer, bytes, key);
     world.steps(3);
     CHECK(send.reserve(bytes) == slot_buffer, "asked twice, got another place");
-    CHECK(holds(slot_buffer, bytes, key), "reserved room of %zu bytes changed", bytes);
+    CHECK(holds(slot_buffer, bytes, key), "reserved slot of %zu bytes changed", bytes);
     CHECK(world.recv(1, 0, 3).peek() == nullptr, "a segment arrived before its commit");
     send.commit(header_for(key, index, bytes));
     world.settle("a segment", [&] { return try_receive(world.recv(1, 0, 3), key, index, bytes); });
@@ -62,17 +62,17 @@ void a_channel_holds_exactly_its_depth(const Medium& medium) {
       CHECK(try_send(send, key(sent), sent, bytes), "full after %llu segments of %zu bytes",
             static_cast<unsigned long long>(sent), bytes);
     }
-    CHECK(send.reserve(bytes) == nullptr, "room for more than the depth, %zu bytes", bytes);
+    CHECK(send.reserve(bytes) == nullptr, "a slot for more than the depth, %zu bytes", bytes);
     world.settle("the oldest segment", [&] { return recv.peek() != nullptr; });
     world.steps(50);
-    CHECK(send.reserve(bytes) == nullptr, "peeking alone made room, %zu bytes", bytes);
+    CHECK(send.reserve(bytes) == nullptr, "peeking alone freed a slot, %zu bytes", bytes);
     CHECK(!send.hand_over(header_for(key(sent), sent, bytes), unread.data()),
           "handed over to a full channel");
     for (std::uint64_t received = 0; received < 3 * world.depth(); ++received) {
       world.settle("a segment", [&] { return try_receive(recv, key(received), received, bytes); });
-      world.settle("room", [&] { return try_send(send, key(sent), sent, bytes); });
+      world.settle("a free slot", [&] { return try_send(send, key(sent), sent, bytes); });
       ++sent;
-      CHECK(send.reserve(bytes) == nullptr, "one release made room for two, %zu bytes", bytes);
+      CHECK(send.reserve(bytes) == nullptr, "one release freed two slots, %zu bytes", bytes);
     }
   }
 }
@@ -93,9 +93,9 @@ void full_channels_do_not_block_others(const Medium& medium) {
         const std::size_t bytes = index % 2 == 0 ? 24 : 20'000;
         SendChannel& send = world.send(from, to, number);
         RecvChannel& recv = world.recv(to, from, number);
-        world.settle("room beside a full channel",
+        world.settle("a free slot next to a full channel",
                      [&] { return try_send(send, key, index, bytes); });
-        world.settle("a segment beside a full channel",
+        world.settle("a segment next to a full channel",
                      [&] { return try_receive(recv, key, index, bytes); });
       }
     }
@@ -118,7 +118,8 @@ void peeked_segments_stay_until_release(const Medium& medium) {
   const auto key = [&](std::uint64_t index) { return key_of(world.seed(), 0, 1, 0, index); };
   std::uint64_t sent = 0;
   for (std::uint64_t index = 0; index < 12; ++index) {
-    world.settle("room", [&] { return sent > index || try_send(send, key(sent), sent, 999); });
+    world.settle("a free slot",
+                 [&] { return sent > index || try_send(send, key(sent), sent, 999); });
     sent = std::max(sent, index + 1);
     const Segment* segment = nullptr;
     world.settle("a segment", [&] { return (segment = recv.peek()) != nullptr; });
@@ -152,7 +153,7 @@ void handed_over_memory_is_free_once_drained(const Medium& medium) {
       const std::uint64_t key = key_of(world.seed(), 0, 1, 5, index);
       memory.emplace_back(bytes);
       fill(memory.back().data(), bytes, key);
-      world.settle("room to hand over", [&] {
+      world.settle("a slot to hand over", [&] {
         return send.hand_over(header_for(key, index, bytes), memory.back().data());
       });
       ++index;
@@ -326,7 +327,7 @@ void traffic_both_ways_on_all_channels(const Medium& medium) {
 std::vector<Case> cases_about_segments() {
   return {
       PYCOLL_CASE(segments_arrive_in_order_and_unchanged),
-      PYCOLL_CASE(reserved_room_stays_until_commit),
+      PYCOLL_CASE(reserved_slots_stay_until_commit),
       PYCOLL_CASE(a_channel_holds_exactly_its_depth),
       PYCOLL_CASE(full_channels_do_not_block_others),
       PYCOLL_CASE(peeked_segments_stay_until_release),

@@ -66,7 +66,7 @@ void news_before_arm_is_told_once(const Medium& medium) {
   std::uint64_t index = 0;
   for (int round = 0; round < 5; ++round, ++index) {
     expect_quiet(world.at(1), "before a segment");
-    world.settle("room", [&] { return try_send(send, 1, index, 40); });
+    world.settle("a free slot", [&] { return try_send(send, 1, index, 40); });
     sleep_once(world.at(1), "a segment sent before arm()");
     expect_quiet(world.at(1), "with an unread segment that nobody wants");
     world.settle("a segment", [&] { return recv.peek() != nullptr; });
@@ -81,7 +81,7 @@ void news_before_arm_is_told_once(const Medium& medium) {
   expect_quiet(world.at(0), "with a full channel");
   world.settle("a segment", [&] { return recv.peek() != nullptr; });
   recv.release();
-  sleep_until(world.at(0), "room made before arm()", [&] {
+  sleep_until(world.at(0), "a slot freed before arm()", [&] {
     world.at(1).poll();
     return send.reserve(40) != nullptr;
   });
@@ -97,7 +97,8 @@ void sleepers_wake_for_segments(const Medium& medium) {
       for (std::uint64_t round = 0; round < kRounds; ++round) {
         const std::size_t bytes = round % 16 == 0 ? 30'000 : round % 64;
         const auto serve = [&] {
-          sleep_until(world.at(rank), "room", [&] { return try_send(send, 3, round, bytes); });
+          sleep_until(world.at(rank), "a free slot",
+                      [&] { return try_send(send, 3, round, bytes); });
         };
         if (rank == 0) serve();
         sleep_until(world.at(rank), "a segment",
@@ -147,8 +148,8 @@ void arming_races_with_segments(const Medium& medium) {
   world.run({waker, sleeper});
 }
 
-// An engine takes one more step between arm() and its sleep; the room that it then finds missing
-// may be made at that very moment, and no other room after it.
+// An engine takes one more step between arm() and its sleep; the slot that it then finds missing
+// may be freed at that very moment, and no other slot after it.
 void reserving_after_arm_races_with_releases(const Medium& medium) {
   World world(medium, 2, seed_of(48));
   const std::uint64_t kRounds = rounds(10'000) / medium.variants;
@@ -165,9 +166,9 @@ void reserving_after_arm_races_with_releases(const Medium& medium) {
       dawdle(prng);
       const Nanoseconds start = now();
       for (bool done = false; !done;) {
-        CHECK(now() - start < kPatience, "woken again and again, but not for room");
+        CHECK(now() - start < kPatience, "woken again and again, but not for a slot");
         if (world.at(0).arm() && !(done = sent())) {
-          CHECK(readable(world.at(0), 20'000), "nobody woke the sleeper for room");
+          CHECK(readable(world.at(0), 20'000), "nobody woke the sleeper for a slot");
         }
         world.at(0).disarm();
         world.at(0).poll();
@@ -193,7 +194,7 @@ void reserving_after_arm_races_with_releases(const Medium& medium) {
 }
 
 // The sender runs ahead and sleeps on a full channel; the receiver sleeps on an empty one.
-void sleepers_wake_for_room(const Medium& medium) {
+void sleepers_wake_for_slots(const Medium& medium) {
   World world(medium, 2, seed_of(43));
   constexpr std::uint64_t kSegments = 1000;
   const auto bytes_of = [](std::uint64_t index) {
@@ -201,7 +202,7 @@ void sleepers_wake_for_room(const Medium& medium) {
   };
   const Actor sender = [&] {
     for (std::uint64_t index = 0; index < kSegments; ++index) {
-      sleep_until(world.at(0), "room",
+      sleep_until(world.at(0), "a free slot",
                   [&] { return try_send(world.send(0, 1, 6), 4, index, bytes_of(index)); });
     }
     return true;
@@ -268,10 +269,10 @@ void many_sleepers_pass_a_token(const Medium& medium) {
       SendChannel& send = world.send(rank, (rank + 1) % kSize, 0);
       RecvChannel& recv = world.recv(rank, (rank + kSize - 1) % kSize, 0);
       for (std::uint64_t round = 0; round < 200; ++round) {
-        if (rank == 0) CHECK(try_send(send, 5, round, 100), "no room for the token");
+        if (rank == 0) CHECK(try_send(send, 5, round, 100), "no free slot for the token");
         sleep_until(world.at(rank), "the token", [&] { return try_receive(recv, 5, round, 100); });
         if (rank != 0) {
-          sleep_until(world.at(rank), "room", [&] { return try_send(send, 5, round, 100); });
+          sleep_until(world.at(rank), "a free slot", [&] { return try_send(send, 5, round, 100); });
         }
       }
       return true;
@@ -291,7 +292,7 @@ std::vector<Case> cases_about_sleep() {
       PYCOLL_CASE(sleepers_wake_for_segments),
       PYCOLL_CASE(arming_races_with_segments),
       PYCOLL_CASE(reserving_after_arm_races_with_releases),
-      PYCOLL_CASE(sleepers_wake_for_room),
+      PYCOLL_CASE(sleepers_wake_for_slots),
       PYCOLL_CASE(sleepers_wake_for_notices_and_close),
       PYCOLL_CASE(sleepers_wake_for_a_death),
       PYCOLL_CASE(many_sleepers_pass_a_token),

@@ -104,7 +104,7 @@ inline bool try_send(SendChannel& channel, std::uint64_t key, std::uint64_t inde
   std::byte* slot_buffer = channel.reserve(bytes);
   if (slot_buffer == nullptr) return false;
   CHECK(reinterpret_cast<std::uintptr_t>(slot_buffer) % (bytes > 96 ? 64 : 16) == 0,
-        "room for %zu bytes at %p", bytes, static_cast<void*>(slot_buffer));
+        "a slot for %zu bytes at %p", bytes, static_cast<void*>(slot_buffer));
   fill(slot_buffer, bytes, key);
   channel.commit(header_for(key, index, bytes));
   return true;

@@ -1,6 +1,5 @@
-// Memory that is lent: that its reader never takes what has changed for
-// what was sent. Write windows: which segments may be written there, and that nobody else gets the
-// memory.
+// Zero-copy reads: the reader never takes what has changed for what was sent. Write windows: which
+// segments may be written there, and that nobody else gets the memory.
 #include <poll.h>
 
 #include <algorithm>
@@ -26,19 +25,19 @@ namespace {
 
 constexpr std::size_t kBytes = 40'000;
 
-// Two ranks of this process. Rank 0 lends, once `introduce()` has shown rank 1 the arena.
+// Two ranks of this process. Rank 0 exposes memory, once `introduce()` has shown rank 1 the arena.
 class Pair {
  public:
   explicit Pair(const transport::ShmOptions& options = {})
-      : zero_copy_source_(make_shm(0, 2, options)), borrower_(make_shm(1, 2, options)) {
-    attach_shm(*zero_copy_source_, *borrower_, 1, UniqueFd());
-    attach_shm(*borrower_, *zero_copy_source_, 0, UniqueFd());
+      : source_(make_shm(0, 2, options)), reader_(make_shm(1, 2, options)) {
+    attach_shm(*source_, *reader_, 1, UniqueFd());
+    attach_shm(*reader_, *source_, 0, UniqueFd());
   }
 
-  ShmTransport& zero_copy_source() { return *zero_copy_source_; }
-  ShmTransport& borrower() { return *borrower_; }
-  SendChannel& send() { return zero_copy_source_->link(1)->send_channel(2); }
-  RecvChannel& recv() { return borrower_->link(0)->recv_channel(2); }
+  ShmTransport& source() { return *source_; }
+  ShmTransport& reader() { return *reader_; }
+  SendChannel& send() { return source_->link(1)->send_channel(2); }
+  RecvChannel& recv() { return reader_->link(0)->recv_channel(2); }
   transport::ZeroCopySender& sender() { return *send().capabilities().zero_copy; }
   transport::DirectWriter& writer() { return *send().capabilities().direct_writer; }
   transport::ZeroCopyReceiver& receiver() { return *recv().capabilities().zero_copy; }
@@ -47,21 +46,21 @@ class Pair {
   // Looking at it makes rank 0 tell of the arena, and a long payload makes rank 1 look for it.
   void introduce(const std::byte* memory) {
     CHECK(!sender().is_exposable(memory, kBytes, false),
-          "lendable to a rank that has mapped nothing");
-    CHECK(try_send(send(), 5, sent_, kBytes), "no room");
+          "exposable to a rank that has mapped nothing");
+    CHECK(try_send(send(), 5, sent_, kBytes), "no free slot");
     CHECK(try_receive(recv(), 5, sent_, kBytes), "no segment");
     ++sent_;
     CHECK(sender().is_exposable(memory, kBytes, false), "rank 1 has not mapped the arena");
   }
 
   void expose(const std::byte* memory) {
-    CHECK(sender().expose(header_for(6, sent_, kBytes), memory), "no room");
+    CHECK(sender().expose(header_for(6, sent_, kBytes), memory), "no free slot");
     ++sent_;
   }
 
  private:
-  std::unique_ptr<ShmTransport> zero_copy_source_;
-  std::unique_ptr<ShmTransport> borrower_;
+  std::unique_ptr<ShmTransport> source_;
+  std::unique_ptr<ShmTransport> reader_;
   std::uint64_t sent_ = 0;
 };
 
@@ -72,13 +71,13 @@ bool readable(const ShmTransport& transport) {
 
 }  // namespace
 
-TEST(lent_memory_is_read_where_it_lies) {
+TEST(exposed_memory_is_read_where_it_lies) {
   Pair pair;
   Block block(kBytes);
   pair.introduce(block.data());
   pair.expose(block.data());
   const Segment* segment = pair.recv().peek();
-  CHECK(segment != nullptr && segment->exposed && segment->header.bytes == kBytes, "not lent");
+  CHECK(segment != nullptr && segment->exposed && segment->header.bytes == kBytes, "not exposed");
   block.data()[kBytes - 1] = std::byte{8};
   CHECK(segment->data[0] == std::byte{7} && segment->data[kBytes - 1] == std::byte{8},
         "this is a copy");
@@ -89,7 +88,7 @@ TEST(lent_memory_is_read_where_it_lies) {
   CHECK(pair.send().drained(), "read, and not drained");
 }
 
-TEST(short_and_foreign_memory_is_not_lent) {
+TEST(short_and_foreign_memory_is_not_exposed) {
   Pair pair;
   Block block(kBytes);
   pair.introduce(block.data());
@@ -98,7 +97,7 @@ TEST(short_and_foreign_memory_is_not_lent) {
   CHECK(!pair.sender().is_exposable(block.data(), 100, false), "100 bytes");
 }
 
-TEST(fresh_memory_is_not_lent_to_a_core_that_is_far) {
+TEST(fresh_memory_is_not_exposed_to_a_core_that_is_far) {
   for (const bool far : {false, true}) {
     Pair pair({.stores = far ? StoreKind::kStreaming : StoreKind::kOrdinary});
     Block block(kBytes);
@@ -112,7 +111,7 @@ TEST(all_channels_use_the_stores_that_were_chosen_after_the_links_were_made) {
   for (const bool ordinary : {false, true}) {
     constexpr StoreKind kBoth[] = {StoreKind::kString, StoreKind::kOrdinary};
     Pair pair({.stores = kBoth[!ordinary]});
-    pair.zero_copy_source().use_stores(kBoth[ordinary]);
+    pair.source().use_stores(kBoth[ordinary]);
     CHECK(pair.send().reserve(kBytes) != nullptr, "no slot");
     CHECK(pair.send().capabilities().store_hints->wants_fill() != ordinary, "ordinary: %d",
           ordinary);
@@ -125,13 +124,13 @@ TEST(who_waits_until_memory_is_read_is_woken) {
   pair.introduce(block.data());
   pair.expose(block.data());
   CHECK(!pair.send().drained(), "drained before it was read");
-  pair.zero_copy_source().arm();
-  pair.zero_copy_source().disarm();
-  CHECK(pair.zero_copy_source().arm() && !readable(pair.zero_copy_source()), "news of nothing");
+  pair.source().arm();
+  pair.source().disarm();
+  CHECK(pair.source().arm() && !readable(pair.source()), "news of nothing");
   CHECK(pair.recv().peek() != nullptr, "no segment");
   pair.recv().release();
-  CHECK(readable(pair.zero_copy_source()), "nobody woke the lender");
-  pair.zero_copy_source().disarm();
+  CHECK(readable(pair.source()), "nobody woke the lender");
+  pair.source().disarm();
   CHECK(pair.send().drained(), "woken for nothing");
 }
 
@@ -141,7 +140,7 @@ TEST(what_a_failing_rank_takes_back_is_not_intact) {
   pair.introduce(block.data());
   pair.expose(block.data());
   CHECK(pair.recv().peek() != nullptr && pair.receiver().intact(), "no segment");
-  pair.zero_copy_source().let_go(transport::LetGo::kAll);
+  pair.source().let_go(transport::LetGo::kAll);
   CHECK(!pair.receiver().intact(), "taken back, and taken for what was sent");
 }
 
@@ -169,7 +168,7 @@ SegmentHeader direct_header(std::uint64_t sequence = 9, std::size_t bytes = kByt
 
 void open_window(Pair& pair, const Block& block, std::byte* memory) {
   pair.windows().open_window({9, kAgreement, 0b101, memory, block.bytes()});
-  CHECK(pair.send().reserve(kBytes) != nullptr, "no room");
+  CHECK(pair.send().reserve(kBytes) != nullptr, "no free slot");
 }
 
 }  // namespace
@@ -201,7 +200,7 @@ TEST(a_window_is_written_where_it_lies) {
 TEST(nothing_outside_a_window_is_writable) {
   Pair pair;
   Block block(3 * kBytes);
-  CHECK(pair.send().reserve(kBytes) != nullptr, "no room");
+  CHECK(pair.send().reserve(kBytes) != nullptr, "no free slot");
   CHECK(pair.writer().find_window(direct_header(), {0, 0}) == nullptr, "before the window");
   open_window(pair, block, block.data());
   const auto refused = [&](const SegmentHeader& header,
@@ -243,12 +242,12 @@ TEST(an_offer_is_an_answer_and_so_is_none) {
 
 TEST(an_answer_wakes_who_sleeps) {
   Pair pair;
-  pair.zero_copy_source().arm();
-  pair.zero_copy_source().disarm();
-  CHECK(pair.zero_copy_source().arm() && !readable(pair.zero_copy_source()), "news of nothing");
+  pair.source().arm();
+  pair.source().disarm();
+  CHECK(pair.source().arm() && !readable(pair.source()), "news of nothing");
   pair.windows().open_window({1, kAgreement, 0, nullptr, 0});
-  CHECK(readable(pair.zero_copy_source()), "nobody woke who waits for an answer");
-  pair.zero_copy_source().disarm();
+  CHECK(readable(pair.source()), "nobody woke who waits for an answer");
+  pair.source().disarm();
 }
 
 TEST(a_failing_rank_ends_its_offers_and_keeps_the_memory_to_itself) {
@@ -258,7 +257,7 @@ TEST(a_failing_rank_ends_its_offers_and_keeps_the_memory_to_itself) {
   open_window(pair, block, block.data());
   const std::byte* memory = block.data();
   CHECK(pair.writer().find_window(direct_header(), {0, 0}) != nullptr, "no window");
-  pair.borrower().let_go(transport::LetGo::kAll);
+  pair.reader().let_go(transport::LetGo::kAll);
   CHECK(pair.writer().find_window(direct_header(), {0, 0}) == nullptr,
         "the window of a failed rank");
   block.free();
@@ -275,7 +274,7 @@ TEST(what_is_as_ordinary_memory_hears_nothing_of_a_late_writer) {
   const std::vector<std::byte> sent(kBytes, std::byte{4});
   pair.writer().write(there, sent.data(), kBytes / 2);
   CHECK(block.data()[0] == std::byte{4}, "not written");
-  pair.borrower().let_go(transport::LetGo::kAll);
+  pair.reader().let_go(transport::LetGo::kAll);
   pair.writer().write(there + kBytes / 2, sent.data(), kBytes / 2);
   CHECK(block.data()[0] == std::byte{4} && block.data()[kBytes - 1] == std::byte{7},
         "written to after its operation has failed");
@@ -284,11 +283,11 @@ TEST(what_is_as_ordinary_memory_hears_nothing_of_a_late_writer) {
 TEST(a_direct_write_without_a_window_ends_the_link) {
   Pair pair;
   Block block(kBytes);
-  CHECK(pair.send().reserve(kBytes) != nullptr, "no room");
+  CHECK(pair.send().reserve(kBytes) != nullptr, "no free slot");
   pair.writer().commit_written(direct_header());
   CHECK(pair.recv().peek() == nullptr, "taken");
-  (void)pair.borrower().poll();
-  CHECK(pair.borrower().link(0)->state() == transport::LinkState::kLost, "the link lives on");
+  (void)pair.reader().poll();
+  CHECK(pair.reader().link(0)->state() == transport::LinkState::kLost, "the link lives on");
 }
 
 RUN_TESTS()

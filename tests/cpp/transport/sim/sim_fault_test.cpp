@@ -56,7 +56,7 @@ TEST(the_dead_do_nothing_and_are_missed_in_time) {
   CHECK(!ranks.network.dead(1), "dead too early");
   ranks.network.advance_to(10'000);
   CHECK(ranks.network.dead(1) && !ranks.network.dead(0), "not dead in time");
-  CHECK(ranks.send(1, 0).reserve(8) == nullptr, "a dead rank has room");
+  CHECK(ranks.send(1, 0).reserve(8) == nullptr, "a dead rank has a free slot");
   const std::byte data[8] = {};
   CHECK(!ranks.send(1, 0).hand_over(header_of(1, 0), data), "a dead rank sends");
   CHECK(ranks.recv(0, 1).peek() == nullptr, "a dead rank receives");

@@ -99,7 +99,7 @@ TEST(time_is_virtual_and_exact) {
   CHECK(ranks.network.advance(), "nothing under way");
   CHECK(ranks.now() == 530 && ranks.recv(0, 1).peek() != nullptr, "not there at its time");
   ranks.recv(0, 1).release();
-  CHECK(ranks.network.next_event_time() == 1030, "room returns at %lld",
+  CHECK(ranks.network.next_event_time() == 1030, "the slot returns at %lld",
         static_cast<long long>(ranks.network.next_event_time()));
   ranks.network.advance_to(5000);
   CHECK(ranks.now() == 5000 && ranks.network.next_event_time() == kForever, "not all happened");
@@ -200,7 +200,7 @@ TEST(pieces_are_drawn_when_asked_for) {
     ranks.recv(0, 1).release();
     ranks.settle();
   }
-  CHECK(ranks.network.event_count() > 120, "%llu events for 40 segments and their rooms",
+  CHECK(ranks.network.event_count() > 120, "%llu events for 40 segments and their slots",
         static_cast<unsigned long long>(ranks.network.event_count()));
 }
 
@@ -210,7 +210,8 @@ TEST(memory_that_is_no_longer_yours_is_overwritten) {
   fill(slot_buffer, 100, 1);
   std::vector<std::byte> copy(slot_buffer, slot_buffer + 100);
   ranks.send(0, 1).commit(header_of(1, 100));
-  CHECK(!std::equal(copy.begin(), copy.end(), slot_buffer), "committed room still reads as before");
+  CHECK(!std::equal(copy.begin(), copy.end(), slot_buffer),
+        "a committed slot still reads as before");
   ranks.settle();
   const std::byte* data = ranks.recv(0, 1).peek()->data;
   CHECK(std::equal(copy.begin(), copy.end(), data), "arrived changed");
@@ -244,9 +245,9 @@ TEST(news_hides_until_poll_when_asked_to) {
     ranks.recv(0, 1).release();
     while (ranks.network.advance()) {
     }
-    CHECK((ranks.send(0, 1).reserve(8) == nullptr) == hidden, "room, hidden: %d", hidden);
+    CHECK((ranks.send(0, 1).reserve(8) == nullptr) == hidden, "a slot, hidden: %d", hidden);
     ranks.at(0).poll();
-    CHECK(ranks.send(0, 1).reserve(8) != nullptr, "room hidden after poll");
+    CHECK(ranks.send(0, 1).reserve(8) != nullptr, "a slot hidden after poll");
     CHECK(ranks.at(0).event_fd() == -1, "a descriptor on a virtual clock");
   }
 }

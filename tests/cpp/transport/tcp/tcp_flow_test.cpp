@@ -1,4 +1,4 @@
-// Flow control of TCP: when frames leave, and when peers hear that there is room again.
+// Flow control of TCP: when frames leave, and when peers hear of free slots.
 #include <sys/socket.h>
 
 #include <cstring>
@@ -32,7 +32,8 @@ TEST(credits_are_told_when_due_and_not_before) {
   for (std::uint32_t taken = 1; taken < kMany; ++taken) {
     peer.send(RawPeer::data(0, 8));
     take();
-    CHECK(peer.take_frames().empty(), "a credit for %u segments of a channel with room", taken);
+    CHECK(peer.take_frames().empty(), "a credit for %u segments of a channel with free slots",
+          taken);
   }
   peer.send(RawPeer::data(0, 8));
   take();
@@ -45,7 +46,7 @@ TEST(credits_are_told_when_due_and_not_before) {
   peer.poll(1);
   frames = peer.take_frames();
   CHECK(frames.size() == 1 && frames[0].header.released[0] == kMany + 1,
-        "the sender has no room left: %zu frames", frames.size());
+        "the sender has no slot left: %zu frames", frames.size());
   for (std::uint32_t i = 0; i < kMany + 1; ++i) channel.release();
   frames = peer.take_frames();
   CHECK(frames.size() == 1 && frames[0].header.released[0] == 2 * kMany + 1,
@@ -64,7 +65,7 @@ TEST(credits_ride_on_data) {
     peer.poll(3);
     CHECK(recv.peek() != nullptr, "no segment in round %d", round);
     recv.release();
-    CHECK(send.hand_over({round, 0, 0, 0}, &kNothing), "no room in round %d", round);
+    CHECK(send.hand_over({round, 0, 0, 0}, &kNothing), "no free slot in round %d", round);
     const auto frames = peer.take_frames();
     CHECK(frames.size() == 1 && frames[0].header.type == FrameType::kData &&
               frames[0].header.released[2] == round,
@@ -79,11 +80,11 @@ TEST(long_segments_gather_until_a_poll) {
   SendChannel& channel = peer.link().send_channel(0);
   SendChannel& other = peer.link().send_channel(1);
   for (SendChannel* each : {&channel, &other}) {
-    CHECK(each->hand_over({1, 0, 20'000, 0}, memory.data()), "no room");
+    CHECK(each->hand_over({1, 0, 20'000, 0}, memory.data()), "no free slot");
     transport::SourceRecord& sources = *each->capabilities().sources;
     CHECK(!each->drained() && sources.reads(memory.data() + 19'999, 1), "it left alone");
     CHECK(!sources.reads(memory.data() + 20'000, 1) && !sources.reads(memory.data() - 1, 1),
-          "beside what was handed over");
+          "next to what was handed over");
   }
   CHECK(peer.take_frames().empty(), "it left alone");
   peer.transport().poll();
@@ -114,7 +115,7 @@ TEST(long_segments_leave_in_the_order_of_their_commits_to_all_peers) {
   constexpr Commit kCommits[] = {{2, 2}, {1, 0}, {1, 1}, {1, 0}, {1, 1}, {2, 2}, {2, 2}, {1, 1}};
   for (const auto& [peer, channel] : kCommits) {
     CHECK(transport.link(peer)->send_channel(channel).hand_over({1, 0, kBytes, 0}, memory.data()),
-          "no room");
+          "no free slot");
   }
   transport.poll();
   // Of the four to peer 1 those of a socket come together, since they leave in one system call.
@@ -131,7 +132,7 @@ TEST(long_segments_leave_in_the_order_of_their_commits_to_all_peers) {
 
 // A socket that has been silent for long is looked at less often, but is heard; as is one that
 // closes.
-TEST(silent_sockets_are_heard_beside_a_busy_one) {
+TEST(silent_sockets_are_heard_next_to_a_busy_one) {
   RawPeer peer(2);
   RecvChannel& busy = peer.link().recv_channel(0);
   RecvChannel& silent = peer.link().recv_channel(1);

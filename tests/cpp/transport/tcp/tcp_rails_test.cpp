@@ -24,7 +24,7 @@ std::vector<int> sockets_of(RawPeer& peer, int sockets, const std::vector<std::u
   static const std::vector<std::byte> memory(kSegmentBytesMax);
   SendChannel& channel = peer.link().send_channel(1);
   for (const std::uint32_t bytes : lengths) {
-    CHECK(channel.hand_over({1, 0, bytes, 0}, memory.data()), "no room");
+    CHECK(channel.hand_over({1, 0, bytes, 0}, memory.data()), "no free slot");
   }
   peer.poll();
   std::vector<int> took(lengths.size(), -1);

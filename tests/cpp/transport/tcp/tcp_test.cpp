@@ -230,11 +230,11 @@ TEST(nothing_is_allocated_after_first_use) {
     for (std::uint64_t round = 0; round < 500; ++round) {
       if (round == 10) before = testing::allocations();
       const auto bytes = static_cast<std::uint32_t>(round % 5 == 0 ? kSegmentBytesMax : round);
-      CHECK(there.reserve(bytes) != nullptr, "no room");
+      CHECK(there.reserve(bytes) != nullptr, "no free slot");
       there.commit({round, 0, bytes, 0});
       while (at_b.peek() == nullptr || !there.drained()) pair.poll();
       at_b.release();
-      CHECK(back.hand_over({round, 0, bytes, 0}, memory.data()), "no room");
+      CHECK(back.hand_over({round, 0, bytes, 0}, memory.data()), "no free slot");
       while (at_a.peek() == nullptr || !back.drained()) pair.poll();
       at_a.release();
       Notice notice;

@@ -74,7 +74,7 @@ class Runs {
     std::byte* slot_buffer = through.reserve(header_.bytes);
     for (const Nanoseconds start = now(); slot_buffer == nullptr;
          slot_buffer = through.reserve(header_.bytes)) {
-      CHECK(now() - start < conformance::kPatience, "seed %llu: no room", seed());
+      CHECK(now() - start < conformance::kPatience, "seed %llu: no free slot", seed());
       take();
     }
     const std::uint64_t key = prng_.next();
@@ -127,7 +127,7 @@ std::string end_of_a_pair(Immediate from, Immediate to) {
   fake.rewrite(from.bits(), to.bits());
   SendChannel& send = ranks.at(0).link(1)->send_channel(0);
   for (int i = 0; i < 2; ++i) {
-    CHECK(send.reserve(8) != nullptr, "no room");
+    CHECK(send.reserve(8) != nullptr, "no free slot");
     send.commit({1, 5, 8, 0});
   }
   Link& link = *ranks.at(1).link(0);

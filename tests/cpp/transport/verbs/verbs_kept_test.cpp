@@ -43,7 +43,7 @@ TEST(kept_memory_is_sent_from_where_it_lies) {
   pair.pass(array.data(), kSegmentBytesMax);
   CHECK(pair.straight(array) == 0, "sent from memory that nobody keeps");
   CHECK(!pair.zero_copy().is_exposable(array.data(), kSegmentBytesMax, false),
-        "lent though nobody keeps it");
+        "exposed though nobody keeps it");
   CHECK(pair.at(0).keep(array.data(), array.bytes()), "%s", pair.facts().refusal.c_str());
   CHECK(pair.facts().pinned_bytes == array.bytes() && pair.facts().pieces == 1, "not counted");
   CHECK(pair.fake.registered_bytes() == slots + array.bytes(), "the device knows of other memory");
@@ -54,7 +54,7 @@ TEST(kept_memory_is_sent_from_where_it_lies) {
   CHECK(pair.straight(array) == array.bytes(), "%llu of %zu bytes",
         static_cast<unsigned long long>(pair.straight(array)), array.bytes());
   CHECK(pair.fake.sent_bytes() - before == array.bytes(), "copied too");
-  CHECK(pair.zero_copy().is_exposable(array.data(), kSegmentBytesMax, true), "not lendable");
+  CHECK(pair.zero_copy().is_exposable(array.data(), kSegmentBytesMax, true), "not exposable");
   pair.at(0).lapse(array.data(), array.bytes());
   CHECK(pair.fake.registered_bytes() == slots && pair.facts().pinned_bytes == 0,
         "still registered");
@@ -152,7 +152,7 @@ TEST(kept_memory_counts_and_gives_way_to_nothing) {
   pair.at(0).lapse(array.data(), array.bytes());
   pair.pass(arena.data(), kSegmentBytesMax);
   CHECK(pair.facts().pieces == 1 && pair.fake.sent_from(arena.data(), arena.bytes()) > 0,
-        "its room is not used");
+        "its share is not used");
 }
 
 TEST(a_child_of_a_fork_has_the_array_and_the_parent_goes_on) {

@@ -60,7 +60,7 @@ class Pair {
   }
 
   void hand_over(const std::byte* data, std::size_t bytes) {
-    settle("room", [&] { return send().hand_over(header_for(kKey, sent_, bytes), data); });
+    settle("a free slot", [&] { return send().hand_over(header_for(kKey, sent_, bytes), data); });
     ++sent_;
   }
   // The oldest segment holds what key `content` fills.

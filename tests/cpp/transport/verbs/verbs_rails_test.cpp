@@ -84,7 +84,8 @@ TEST(what_comes_early_waits_for_what_was_sent_before) {
   RailPair pair(2);
   pair.fake.stall(0, true);
   const std::uint64_t arrived = pair.fake.messages() + 2;
-  for (std::uint64_t index = 0; index < 4; ++index) CHECK(pair.send(0, index, 3000), "no room");
+  for (std::uint64_t index = 0; index < 4; ++index)
+    CHECK(pair.send(0, index, 3000), "no free slot");
   pair.settle("the other rail", [&] { return pair.fake.messages() == arrived; });
   for (int i = 0; i < 10; ++i) pair.at(1).poll();
   CHECK(pair.recv(0).peek() == nullptr, "a segment overtook another one");
@@ -97,7 +98,7 @@ TEST(what_comes_early_waits_for_what_was_sent_before) {
 TEST(a_link_closes_when_every_rail_has_said_goodbye) {
   RailPair pair(2);
   pair.fake.stall(0, true);
-  CHECK(pair.send(0, 0, 3000), "no room");
+  CHECK(pair.send(0, 0, 3000), "no free slot");
   const std::uint64_t goodbye = pair.fake.messages() + 1;
   std::thread closing([&] { pair.at(0).close(); });
   const Nanoseconds start = now();
@@ -119,7 +120,8 @@ TEST(a_rail_that_dies_ends_the_link_with_its_name_and_the_others_tell_why) {
     pair.fake.tell_port_error(dying, 2);
     pair.fake.tell_port_error(1 - dying, 1);
     pair.fake.cut(dying + 2);
-    for (std::uint64_t index = 0; index < 2; ++index) CHECK(pair.send(0, index, 3000), "no room");
+    for (std::uint64_t index = 0; index < 2; ++index)
+      CHECK(pair.send(0, index, 3000), "no free slot");
     pair.settle("an end", [&] { return pair.link(0).state() != LinkState::kOpen; });
     CHECK(pair.link(0).state() == LinkState::kLost, "taken for a close");
     const std::string reason = pair.link(0).reason();
@@ -141,14 +143,14 @@ TEST(receives_suffice_for_all_that_may_be_unread) {
   for (const int rails : {1, 2, 4}) {
     RailPair pair(rails);
     for (std::uint64_t before = 0; before < 15; ++before) {
-      CHECK(pair.send(0, before, 8), "no room");
+      CHECK(pair.send(0, before, 8), "no free slot");
       pair.settle("a segment", [&] { return pair.receive(0, before, 8); });
     }
     Link& near = pair.link(0);
     Link& far = pair.link(1);
     for (std::uint32_t channel = 0; channel < kChannelsMax; ++channel) {
       for (std::uint64_t i = 0; i < kVerbsDepth; ++i) {
-        pair.settle("room", [&] { return try_send(far.send_channel(channel), i, i, 8); });
+        pair.settle("a free slot", [&] { return try_send(far.send_channel(channel), i, i, 8); });
       }
     }
     // A credit for each of them.
@@ -193,7 +195,7 @@ TEST(arrays_are_registered_at_every_rail_and_sent_from_there) {
     std::byte* data = array.data() + index * kSegmentBytesMax;
     conformance::fill(data, kSegmentBytesMax, index);
     const auto header = conformance::header_for(index, index, kSegmentBytesMax);
-    CHECK(pair.link(0).send_channel(0).hand_over(header, data), "no room");
+    CHECK(pair.link(0).send_channel(0).hand_over(header, data), "no free slot");
   }
   for (std::uint64_t index = 0; index < 4; ++index) {
     pair.settle("a segment", [&] { return pair.receive(0, index, kSegmentBytesMax); });
@@ -217,7 +219,7 @@ TEST(memory_is_kept_at_all_rails_or_at_none) {
   CHECK(pair.at(0).registration_facts().pinned_bytes == 2 * array.size(), "not at both");
   pair.at(0).lapse(array.data(), array.size());
   pair.fake.refuse_memory(ENOMEM, array.size() + 1000);
-  CHECK(!pair.at(0).keep(array.data(), array.size()), "kept though the second has no room");
+  CHECK(!pair.at(0).keep(array.data(), array.size()), "kept though the second refuses it");
   CHECK(pair.fake.refusals() == 1, "%d refusals", pair.fake.refusals());
   CHECK(pair.at(0).registration_facts().pinned_bytes == 0, "the first one keeps it");
   const std::string why = pair.at(0).registration_facts().refusal;
@@ -250,7 +252,7 @@ TEST(messages_on_a_wrong_rail_end_the_link) {
   for (const Lie& lie : lies) {
     RailPair pair(2);
     pair.fake.rewrite(lie.from, lie.to);
-    for (std::uint64_t index = 0; index < 4; ++index) CHECK(pair.send(0, index, 8), "no room");
+    for (std::uint64_t index = 0; index < 4; ++index) CHECK(pair.send(0, index, 8), "no free slot");
     pair.settle("an end", [&] { return pair.link(1).state() == LinkState::kLost; });
     const std::string reason = pair.link(1).reason();
     CHECK(reason.find("malformed message from rank 0: " + std::string(lie.words)) == 0,

@@ -186,7 +186,7 @@ void take(World& world, std::uint64_t number, std::size_t bytes, unsigned way) {
   world.recv().release();
 }
 
-TEST(payloads_go_from_and_to_regions_and_rooms_in_any_mixture) {
+TEST(payloads_go_from_and_to_regions_and_slots_in_any_mixture) {
   for (const int rails : {1, 2}) {
     World world(rails);
     Prng prng(static_cast<std::uint64_t>(rails));
@@ -221,7 +221,7 @@ TEST(payloads_go_from_and_to_regions_and_rooms_in_any_mixture) {
 TEST(memory_of_a_region_is_read_until_the_device_says_that_it_is_not) {
   World world(1);
   world.fake.hold_completions(0, true);
-  CHECK(pass(world, 0, 500, 3), "no room");
+  CHECK(pass(world, 0, 500, 3), "no free slot");
   take(world, 0, 500, 3);
   for (int i = 0; i < 50; ++i) world.ranks.at(0).poll();
   CHECK(world.can().sources->reads(DeviceBytes::name(0), 500), "it may be overwritten");
@@ -237,7 +237,7 @@ TEST(a_direct_write_without_a_grant_loses_the_link) {
   const Immediate direct{Kind::kWrittenDirectly, 3, 0};
   fake.rewrite(segment.bits(), direct.bits());
   SendChannel& send = ranks.at(0).link(1)->send_channel(3);
-  CHECK(send.reserve(8) != nullptr, "no room");
+  CHECK(send.reserve(8) != nullptr, "no free slot");
   send.commit({1, 5, 8, 0});
   Link& link = *ranks.at(1).link(0);
   const Nanoseconds start = conformance::now();
@@ -251,12 +251,12 @@ TEST(a_direct_write_without_a_grant_loses_the_link) {
 }
 
 // The message says that its payload came before it, but the payload is in it.
-TEST(a_payload_beside_its_header_is_no_direct_write) {
+TEST(a_payload_next_to_its_header_is_no_direct_write) {
   World world(1);
   const Immediate segment{Kind::kSegment, 3, 0};
   const Immediate direct{Kind::kWrittenDirectly, 3, 0};
   world.fake.rewrite(segment.bits(), direct.bits());
-  CHECK(pass(world, 0, 8, 0), "no room");
+  CHECK(pass(world, 0, 8, 0), "no free slot");
   world.settle("the loss", [&] { return world.link(1).state() == LinkState::kLost; });
   CHECK(world.link(1).reason().find("a message of 40 bytes says 8 bytes") != std::string::npos,
         "%s", world.link(1).reason().c_str());

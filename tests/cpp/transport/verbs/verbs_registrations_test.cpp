@@ -100,7 +100,7 @@ TEST(what_is_freed_is_registered_no_more) {
   CHECK(pair.facts().made == 3, "not registered anew");
 }
 
-TEST(what_is_not_used_makes_room) {
+TEST(unused_registrations_give_way) {
   Pair pair;
   Block array(6 * kPiece);
   const auto use = [&](std::size_t piece) {
@@ -174,15 +174,15 @@ TEST(an_array_may_change_when_the_device_has_told) {
   std::memset(array.data(), 0, kSegmentBytesMax);
 }
 
-TEST(what_is_combined_into_an_array_is_lent) {
+TEST(results_of_combining_are_exposed) {
   Pair pair;
   Block array(kPiece);
   std::vector<std::byte> ordinary(kSegmentBytesMax);
   CHECK(!pair.zero_copy().is_exposable(ordinary.data(), ordinary.size(), false), "ordinary memory");
   CHECK(!pair.zero_copy().is_exposable(array.data(), 16 * kKiB - 1, false),
         "less than is worthwhile");
-  CHECK(pair.zero_copy().is_exposable(array.data(), kSegmentBytesMax, true), "not lendable");
-  CHECK(pair.send().reserve(kSegmentBytesMax) != nullptr, "no room");
+  CHECK(pair.zero_copy().is_exposable(array.data(), kSegmentBytesMax, true), "not exposable");
+  CHECK(pair.send().reserve(kSegmentBytesMax) != nullptr, "no free slot");
   fill(array.data(), kSegmentBytesMax, 9);
   CHECK(pair.zero_copy().expose(header_for(kKey, 0, kSegmentBytesMax), array.data()),
         "reserved, but full");
@@ -221,7 +221,7 @@ TEST(a_failing_operation_gets_its_memory_back) {
   CHECK(pair.at(0).link(1)->state() == LinkState::kOpen, "the link is lost");
   Block later(kPiece);
   CHECK(!pair.zero_copy().is_exposable(later.data(), kSegmentBytesMax, false),
-        "lent after all was let go");
+        "exposed after all was let go");
 }
 
 TEST(a_failing_operation_does_not_wait_for_who_is_silent) {

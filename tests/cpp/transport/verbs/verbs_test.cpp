@@ -46,7 +46,7 @@ void await_end(VerbsRanks& ranks, Nanoseconds patience = kSoon) {
 
 // Something that rank 0 has to send to rank 1.
 void send_any(VerbsRanks& ranks) {
-  CHECK(try_send(ranks.at(0).link(1)->send_channel(0), 1, 0, 5000), "no room");
+  CHECK(try_send(ranks.at(0).link(1)->send_channel(0), 1, 0, 5000), "no free slot");
 }
 
 // Of the end of rank 0's link to rank 1.
@@ -161,7 +161,7 @@ TEST(a_port_in_trouble_that_says_nothing_more_is_given_up) {
   VerbsRanks ranks = two_ranks();
   transport::SendChannel& channel = ranks.at(0).link(1)->send_channel(0);
   fake.tell_port_error(0);
-  CHECK(try_send(channel, 0, 0, 5000), "no room");
+  CHECK(try_send(channel, 0, 0, 5000), "no free slot");
   while (!try_receive(ranks.at(1).link(0)->recv_channel(0), 0, 0, 5000)) {
     ranks.at(0).poll();
     ranks.at(1).poll();
@@ -169,7 +169,7 @@ TEST(a_port_in_trouble_that_says_nothing_more_is_given_up) {
   CHECK(ranks.at(0).link(1)->state() == LinkState::kOpen, "given up though it sends");
   fake.stall(0, true);
   const Nanoseconds start = now();
-  CHECK(try_send(channel, 1, 1, 5000), "no room");
+  CHECK(try_send(channel, 1, 1, 5000), "no free slot");
   await_end(ranks, VerbsTransport::kSilenceLasts + kSoon);
   CHECK(now() - start >= VerbsTransport::kSilenceLasts, "given up early");
   check_reason(ranks,

@@ -86,7 +86,7 @@ struct FakePair {
   std::deque<FakeRequest> sends;
   std::deque<std::uint64_t> receives;  // their wr_id
   std::deque<ibv_wc> late;             // of sends, done but not told
-  std::deque<bool> under_way;          // sends that take room in the queue; whether they tell
+  std::deque<bool> under_way;          // sends that fill the queue; whether they tell
   Nanoseconds unanswered_since = 0;    // 0 while the peer answers
 };
 
