@@ -15,7 +15,7 @@ TRANSPORTS = ("shm", "verbs", "tcp")
 DEFAULT_TRANSPORTS = ("shm", "tcp")
 ISAS = ("reference", "portable", "avx2", "avx512", "avx512fp16")
 STORES = ("rank0", "launcher")
-#: The protocols by which bytes cross the memory of devices; see docs/gpu.md.
+#: The protocols by which bytes cross the memory of devices; see docs/internals/device.md.
 DEVICE_PROTOCOLS = ("auto", "pattern", "ll", "ll128", "simple")
 TCP_SOCKETS_MAX = 8
 VERBS_RAILS_MAX = 4

@@ -1,7 +1,7 @@
 """Collectives with a codec for device arrays: collectives of bytes around kernels.
 
-docs/gpu.md describes them; ``pycoll.device.coded_rounds`` has the steps of dense codecs, and
-``pycoll.device.sparse_rounds`` those of TopK.
+docs/internals/device.md describes them; ``pycoll.device.coded_rounds`` has the steps of dense
+codecs, and ``pycoll.device.sparse_rounds`` those of TopK.
 """
 
 from __future__ import annotations

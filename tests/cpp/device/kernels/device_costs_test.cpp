@@ -1,5 +1,5 @@
 // What operations cost that no time tells here: meetings of blocks, fences, lines stored for peers.
-// docs/gpu.md quotes these figures.
+// docs/internals/device.md quotes these figures.
 
 #include "device/kernels/kernels.h"
 #include "tests/cpp/device/kernels/device_world.h"
