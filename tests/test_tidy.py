@@ -154,6 +154,42 @@ def test_layers_include_only_what_is_below() -> None:
     assert found == []
 
 
+#: What names a collective, its numbers of ranks, or the sharing of cores.
+COLLECTIVE = re.compile(
+    r"\bCollective\b|\.collective\b|\b(?:reduces|has_root)\(|\b(?:servers|workers)\b|"
+    r"\bheader(?:\(\))?(?:\.|->)(?:size|root|collective)\b|"
+    r"\b(?:CoreHints|core_hints|share_cores)\b"
+)
+
+
+def reached_headers(path: Path) -> set[str]:
+    """The headers of csrc that a file includes, directly or through others."""
+    found: set[str] = set()
+    waiting = [path]
+    while waiting:
+        targets = set(re.findall(r'#include "([^"]+)"', waiting.pop().read_text())) - found
+        found |= targets
+        waiting += [ROOT / "csrc" / target for target in targets]
+    return found
+
+
+def test_the_executor_knows_no_collective() -> None:
+    """Plan and request tell it what to do, in numbers that mean the same in every collective."""
+    for text in (
+        "plan::reduces(descriptor.collective)",
+        "uncached_bytes(plan.header->size)",
+        "request_.plan->header().servers == 0",
+        "static_cast<Collective>(header.collective)",
+        "held_.assign(std::max(1u, header.size), 0);",
+    ):
+        assert words_found(COLLECTIVE, text), text
+    assert not words_found(COLLECTIVE, "CollectiveRequest request, header.bytes, rows.size()")
+    sources = [path for path in files(".h", ".cpp") if layer_of(path) == "executor"]
+    assert all_findings(lambda text: words_found(COLLECTIVE, text), sources) == []
+    assert "plan/image.h" in reached_headers(ROOT / "csrc/executor/bound_plan.cpp")
+    assert [name_of(p) for p in sources if "plan/layout.h" in reached_headers(p)] == []
+
+
 def imported(text: str) -> set[str]:
     """Modules that are imported, at the top or inside functions; type checking's apart."""
     names: set[str] = set()

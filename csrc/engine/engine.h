@@ -20,6 +20,7 @@
 #include <string>
 #include <vector>
 
+#include "base/cache.h"
 #include "base/clock.h"
 #include "base/status.h"
 #include "engine/call.h"
@@ -171,6 +172,9 @@ class Engine final : public ChannelSource {
   ChannelTicket& send_ticket(int peer, std::uint32_t number) override;
   ChannelTicket& recv_ticket(int peer, std::uint32_t number) override;
   std::uint64_t& traversals() override { return traversals_; }
+  std::size_t uncached_bytes() const override {
+    return pycoll::uncached_bytes(static_cast<std::size_t>(size()));
+  }
   bool is_dropped(std::uint64_t sequence) const override { return dropped_.contains(sequence); }
 
  private:

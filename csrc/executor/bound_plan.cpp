@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 
 #include "base/assert.h"
 #include "base/bytes.h"
-#include "plan/layout.h"
 
 namespace pycoll::executor {
 namespace {
@@ -48,7 +48,7 @@ Status check_codec(const CollectiveRequest& request) {
     return invalid_argument("a codec holds float32, not " + std::string(name_of(descriptor.dtype)));
   }
   const bool sums = descriptor.op == ReduceOp::kSum || descriptor.op == ReduceOp::kAvg;
-  if (plan::reduces(descriptor.collective) && !sums) {
+  if (!sums) {
     return invalid_argument("op is " + std::string(name_of(descriptor.op)) +
                             ": with a codec it is sum or avg");
   }
@@ -107,7 +107,7 @@ Status BoundPlan::measure(const CollectiveRequest& request) {
   input_offsets_.assign(counts_.size(), 0);
   output_offsets_.assign(counts_.size(), 0);
   receiver_offsets_.assign(counts_.size(), 0);
-  held_.assign(std::max(1u, header.size), 0);
+  held_.clear();
   input_length_ = output_length_ = 0;
   std::uint64_t longest = 0;
   std::uint64_t total = 0;  // of all blocks: offsets in either buffer stay below it
@@ -122,11 +122,11 @@ Status BoundPlan::measure(const CollectiveRequest& request) {
     longest = std::max(longest, partition(count, header.parts, 0).length);
     input_offsets_[block] = input_length_;
     output_offsets_[block] = output_length_;
-    std::uint64_t& held = held_[plan::output_group(header, block)];
-    receiver_offsets_[block] = held;
-    held += count;
-    if (plan::holds_input(header, block)) input_length_ += count;
-    if (plan::holds_output(header, block)) output_length_ += count;
+    const std::uint32_t group = request.plan->output_group(block);
+    held_.resize(std::max<std::size_t>(held_.size(), group + 1));
+    receiver_offsets_[block] = std::exchange(held_[group], held_[group] + count);
+    if (request.plan->holds_input(block)) input_length_ += count;
+    if (request.plan->holds_output(block)) output_length_ += count;
   }
   tiles_ = std::max<std::uint64_t>(1, div_ceil(longest, segment_length_));
   longest_bytes_ = std::min(longest, segment_length_) * item_bytes_;
@@ -239,9 +239,8 @@ Status BoundPlan::bind_row(const CollectiveRequest& request, std::size_t index) 
 Status BoundPlan::bind_residual(const CollectiveRequest& request, std::size_t index,
                                 const ChunkOffsets& chunk) {
   if (request.residual.data == nullptr) return Status();
-  const plan::Header& header = request.plan->header();
   const std::uint32_t number = rows_[index].row->chunk;
-  if (!plan::holds_input(header, number / header.parts)) {
+  if (!request.plan->holds_input(number / request.plan->header().parts)) {
     return invalid_argument("row " + std::to_string(index) + " of the plan encodes chunk " +
                             std::to_string(number) + ", which has no residual on this rank");
   }

@@ -77,7 +77,7 @@ class BoundPlan {
   std::vector<std::uint64_t> output_offsets_;
   // Elements before each block in the outputs of the ranks that hold the block.
   std::vector<std::uint64_t> receiver_offsets_;
-  std::vector<std::uint64_t> held_;  // elements of each output group (plan/layout.h)
+  std::vector<std::uint64_t> held_;  // elements of each output group so far
   std::vector<std::uint64_t> counts_;
   std::vector<std::byte> scratch_;
   std::size_t slot_bytes_ = 0;  // distance from one scratch slot to the next

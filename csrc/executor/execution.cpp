@@ -9,7 +9,6 @@
 #include "base/cache.h"
 #include "base/copy.h"
 #include "executor/execution_row.h"
-#include "plan/layout.h"
 
 namespace pycoll::executor {
 namespace {
@@ -60,10 +59,10 @@ Status Execution::bind(CollectiveRequest request, ChannelSource& channels) {
   header_.agreement = hash_bytes(&request_.descriptor, sizeof(request_.descriptor));
   combines_ = combines(plan);
   const std::size_t moved = request_.input.bytes + request_.output.bytes;
-  large_ = moved >= uncached_bytes(plan.header->size) && leaves_output(plan);
+  large_ = moved >= channels.uncached_bytes() && leaves_output(plan);
   tile_exceeds_cache_ =
       large_ && bytes_read(plan, request_.segment_bytes) > core_cache_bytes() / 4 * 3;
-  scale_divisor_ = request_.scale != nullptr ? plan::workers(*plan.header) : 0;
+  scale_divisor_ = request_.scale != nullptr ? request_.plan->contributors() : 0;
   channels_ = &channels;
 
   ports_.clear();

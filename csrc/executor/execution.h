@@ -43,6 +43,8 @@ class ChannelSource {
   // it, drop() decrements it. The number is the same on all ranks for the same execution, because
   // all ranks begin these executions in the same order.
   virtual std::uint64_t& traversals() = 0;
+  // The bytes of memory from which copies bypass the caches (base/cache.h).
+  virtual std::size_t uncached_bytes() const = 0;
   // Whether this operation has ended on all ranks because one of them refused it. Its segments that
   // remain in channels are then discarded.
   virtual bool is_dropped(std::uint64_t sequence) const = 0;
@@ -88,9 +90,9 @@ class Execution {
   // Whether no peer reads or writes this execution's memory from
   // now on. `input` and `output` are that memory.
   bool can_drop(const std::byte* input, const std::byte* output) const;
-  // Whether this execution counts in ChannelSource::traversals(): it has several tiles. Operations
-  // with servers do not count, so that one of them can be dropped while later ones run.
-  bool traversals() const { return bound_.tiles() > 1 && request_.plan->header().servers == 0; }
+  // Whether this execution counts in ChannelSource::traversals(): it has several tiles, and its
+  // plan alternates.
+  bool traversals() const { return bound_.tiles() > 1 && request_.plan->alternates(); }
   // Whether a peer has sent segments of a later operation where a segment of this one is expected.
   bool is_overtaken() const { return overtaken_; }
 

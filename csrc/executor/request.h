@@ -60,7 +60,8 @@ struct CollectiveRequest {
   // If not empty: counts, memory and the descriptor count elements of the array; `combine` and the
   // rows of the plan count wire elements. An Execution converts between the two (wire_memory.h).
   kernels::WireForm form;
-  // How the plan's codes hold float32; nullopt only if the plan has no codes.
+  // How the plan's codes hold float32; nullopt only if the plan has no codes. With a codec the
+  // descriptor's op is kSum or kAvg; it is kSum where nothing is reduced.
   std::optional<kernels::Codec> codec;
   // One float32 for each element of the input, or no memory: the part that codes of earlier calls
   // left out. A row that encodes adds it, and writes there the part that its own codes leave out.

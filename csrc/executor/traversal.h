@@ -1,7 +1,7 @@
 // The order in which an operation goes through the segments of a chunk.
 //
-// Every second operation of several tiles runs backward, except those with servers. The segments
-// that the operation before it touched last, or that a caller wrote last, are still in this core's
+// Every second operation of several tiles runs backward, if its plan alternates. The segments that
+// the operation before it touched last, or that a caller wrote last, are still in this core's
 // caches. If the memory is longer than the caches, a fixed order would reach each segment just
 // after it was evicted.
 #pragma once

@@ -6,8 +6,6 @@
 #include <utility>
 
 #include "base/bytes.h"
-#include "plan/layout.h"
-#include "plan/plan.h"
 
 namespace pycoll::executor {
 namespace {
@@ -42,8 +40,7 @@ Status WireMemory::bind(CollectiveRequest* request) {
   }
   input_groups_ = request->input.bytes / group_bytes_;
   output_groups_ = request->output.bytes / group_bytes_;
-  const plan::Header& header = request->plan->header();
-  ranks_ = plan::workers(header);
+  ranks_ = request->plan->contributors();
   is_list_ = !request->parts.empty();
   parts_ = std::move(request->parts);
   request->parts.clear();
@@ -53,7 +50,7 @@ Status WireMemory::bind(CollectiveRequest* request) {
   const std::uint64_t input_bytes = input_groups_ * wire_bytes_;
   const std::uint64_t output_bytes = output_groups_ * wire_bytes_;
   // With one block, input and output hold the same elements.
-  const bool shared = header.block_count == 1;
+  const bool shared = request->plan->header().block_count == 1;
   const std::uint64_t behind = shared ? 0 : round_up(input_bytes, kAlignment);
   reserve(shared ? std::max(input_bytes, output_bytes) : behind + output_bytes);
   input_ = memory_.get() + padding_;

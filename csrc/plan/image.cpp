@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "base/bytes.h"
+#include "plan/layout.h"
 #include "plan/validate.h"
 
 namespace pycoll::plan {
@@ -19,5 +20,13 @@ Status Image::load(std::span<const std::byte> bytes, std::shared_ptr<const Image
   *image = std::move(made);
   return status;
 }
+
+bool Image::holds_input(std::uint32_t block) const { return plan::holds_input(header(), block); }
+bool Image::holds_output(std::uint32_t block) const { return plan::holds_output(header(), block); }
+std::uint32_t Image::output_group(std::uint32_t block) const {
+  return plan::output_group(header(), block);
+}
+std::uint32_t Image::contributors() const { return workers(header()); }
+bool Image::alternates() const { return header().servers == 0; }
 
 }  // namespace pycoll::plan

@@ -25,6 +25,16 @@ class Image {
   // Number of leading rows by lane; see leading_rows.h.
   const std::vector<std::uint32_t>& leading_rows() const { return leading_rows_; }
 
+  // The properties of the collective that an executor needs; layout.h has the rules.
+  bool holds_input(std::uint32_t block) const;
+  bool holds_output(std::uint32_t block) const;
+  std::uint32_t output_group(std::uint32_t block) const;
+  // Number of ranks whose values are in a complete value.
+  std::uint32_t contributors() const;
+  // Whether every second operation of several tiles runs backward (FORMAT.md, "Tiles"). Operations
+  // with servers do not, so that one of them can be dropped while later ones run.
+  bool alternates() const;
+
  private:
   Image() = default;
 

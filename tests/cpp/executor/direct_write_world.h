@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/cache.h"
 #include "executor/execution.h"
 #include "tests/cpp/transport/shm/shm_fixture.h"
 
@@ -30,7 +31,7 @@ class Counted final : public transport::RecvChannel {
 
 class Channels final : public executor::ChannelSource {
  public:
-  explicit Channels(transport::Transport& transport) : transport_(&transport) {}
+  Channels(transport::Transport& transport, int size) : transport_(&transport), size_(size) {}
   transport::SendChannel& send_channel(int peer, std::uint32_t number) override {
     return transport_->link(peer)->send_channel(number);
   }
@@ -45,6 +46,9 @@ class Channels final : public executor::ChannelSource {
     return turns_[{false, {peer, number}}];
   }
   std::uint64_t& traversals() override { return traversals_; }
+  std::size_t uncached_bytes() const override {
+    return pycoll::uncached_bytes(static_cast<std::size_t>(size_));
+  }
   bool is_dropped(std::uint64_t /*sequence*/) const override { return false; }
   int direct_writes() const {
     int all = 0;
@@ -55,6 +59,7 @@ class Channels final : public executor::ChannelSource {
  private:
   using PeerChannel = std::pair<int, std::uint32_t>;
   transport::Transport* transport_;
+  int size_;
   std::map<PeerChannel, Counted> counted_;
   std::map<std::pair<bool, PeerChannel>, executor::ChannelTicket> turns_;
   std::uint64_t traversals_ = 0;
@@ -63,7 +68,7 @@ class Channels final : public executor::ChannelSource {
 class World {
  public:
   explicit World(int size) : fixture_(size, {}), size_(size) {
-    for (int rank = 0; rank < size; ++rank) channels_.emplace_back(fixture_.at(rank));
+    for (int rank = 0; rank < size; ++rank) channels_.emplace_back(fixture_.at(rank), size);
   }
 
   int size() const { return size_; }
