@@ -382,7 +382,7 @@ class _Run:
         return self.places.host.distances[0].in_place
 
     def _way(self, step: _Step, i: int, tile: int, long: bool) -> int:
-        """Return the way of send number ``i``; see csrc/executor/execution_sending.cpp."""
+        """Return the way of send number ``i``; see csrc/executor/rows/sender.cpp."""
         row = step.row
         if not long:
             return _SLOT

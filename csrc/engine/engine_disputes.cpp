@@ -26,7 +26,7 @@ constexpr Nanoseconds kDisputeLasts = 1'000'000'000;
 const CallArrays* Engine::arrays_of(std::uint64_t sequence) const {
   for (std::size_t index = 0; index < running_.size(); ++index) {
     const Running& one = running_[index];
-    if (one.execution->sequence() != sequence) continue;
+    if (one.pending.sequence != sequence) continue;
     const CallArrays* arrays = one.pending.operation->arrays();
     return arrays != nullptr ? arrays : one.execution->request().arrays.get();
   }

@@ -64,9 +64,9 @@ std::vector<Account::Wait> Engine::waits() const {
   std::vector<bool> waits(links_.size(), false);
   std::vector<bool> sent(links_.size(), false);
   if (!running_.empty()) {
-    const Execution& execution = *running_.front().execution;
-    execution.visit_blocking([&](int peer) { waits[static_cast<std::size_t>(peer)] = true; });
-    execution.visit_heard([&](int peer) { sent[static_cast<std::size_t>(peer)] = true; });
+    const executor::Peers peers = running_.front().execution->peers();
+    peers.visit_blocking([&](int peer) { waits[static_cast<std::size_t>(peer)] = true; });
+    peers.visit_heard([&](int peer) { sent[static_cast<std::size_t>(peer)] = true; });
   } else {
     for (const Deadline& deadline : message_deadlines_) {
       if (deadline.operation->done()) continue;

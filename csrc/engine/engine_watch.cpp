@@ -196,7 +196,7 @@ void Engine::hear_loss(int peer, const Notice& notice) {
 bool Engine::awaits(int peer) {
   bool waits = false;
   if (!running_.empty()) {
-    running_.front().execution->visit_waits([&](int other) { waits |= other == peer; });
+    running_.front().execution->peers().visit_waits([&](int other) { waits |= other == peer; });
   }
   // A receive from any peer can be fulfilled as long as one peer is left, or messages of one that
   // has gone.

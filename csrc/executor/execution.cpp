@@ -1,44 +1,18 @@
 #include "executor/execution.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
-#include "base/assert.h"
 #include "base/bytes.h"
-#include "base/cache.h"
-#include "base/copy.h"
-#include "executor/execution_row.h"
 
 namespace pycoll::executor {
-namespace {
 
-// Rows combine in pieces of this many bytes. So a result is still in L1 when it is combined with
-// further operands and copied to further destinations.
-constexpr std::size_t kPieceBytes = 8 * 1024;
-
-// Whether no row reads what another row has copied into the output.
-bool leaves_output(const plan::Plan& plan) {
-  return std::none_of(plan.rows.begin(), plan.rows.end(), [](const plan::Row& row) {
-    return static_cast<plan::Buffer>(row.source) == plan::Buffer::kOutput;
-  });
-}
-
-bool combines(const plan::Plan& plan) {
-  return std::any_of(plan.rows.begin(), plan.rows.end(),
-                     [](const plan::Row& row) { return plan::operand_count(row) > 1; });
-}
-
-// Bytes that all rows of one tile read, with segments of `segment_bytes`.
-std::size_t bytes_read(const plan::Plan& plan, std::size_t segment_bytes) {
-  std::size_t segments = 0;
-  for (const plan::Row& row : plan.rows) {
-    if (row.chunk != plan::kToken) segments += plan::operand_count(row);
-  }
-  return segments * segment_bytes;
-}
-
-}  // namespace
+// The segments that have arrived for a row.
+struct Execution::Arrived {
+  const std::byte* received[plan::kRecvMax];
+  bool exposed = false;           // some of it may change while it is read, see ZeroCopyReceiver
+  bool written_directly = false;  // the sender has written the row's only segment into the target
+};
 
 Status Execution::start(CollectiveRequest request, std::uint64_t sequence,
                         ChannelSource& channels) {
@@ -54,93 +28,132 @@ Status Execution::bind(CollectiveRequest request, ChannelSource& channels) {
   Status status = wire_.bind(&request_);
   if (status.ok()) status = bound_.bind(request_);
   if (!status.ok()) return status;
-  const plan::Plan& plan = request_.plan->plan();
-  bind_codec();
   header_.agreement = hash_bytes(&request_.descriptor, sizeof(request_.descriptor));
-  combines_ = combines(plan);
-  const std::size_t moved = request_.input.bytes + request_.output.bytes;
-  large_ = moved >= channels.uncached_bytes() && leaves_output(plan);
-  tile_exceeds_cache_ =
-      large_ && bytes_read(plan, request_.segment_bytes) > core_cache_bytes() / 4 * 3;
-  scale_divisor_ = request_.scale != nullptr ? request_.plan->contributors() : 0;
   channels_ = &channels;
-
-  ports_.clear();
-  abilities_.clear();
-  for (const plan::Channel& channel : plan.channels) add_port(channel, channels);
-  find_last_rows();
-  find_alternate_ports();
-  find_direct_writes();
-  make_lanes();
+  is_long_ = bound_.longest_bytes() >= transport::kUncopiedBytesMin;
+  opens_windows_ = is_long_ && request_.parts.empty();
+  ports_.bind(request_.plan->plan(), channels);
+  lanes_.bind(*request_.plan, bound_, request_.segment_bytes);
+  sender_.bind(request_, bound_, ports_, is_long_);
+  combiner_.bind(request_, bound_.item_bytes(), channels.uncached_bytes());
+  code_combiner_.bind(request_);
   return Status();
-}
-
-void Execution::add_port(const plan::Channel& channel, ChannelSource& channels) {
-  Port& port = ports_.emplace_back();
-  Abilities& can = abilities_.emplace_back();
-  port.peer = static_cast<int>(channel.peer);
-  if (static_cast<plan::Direction>(channel.direction) == plan::Direction::kSend) {
-    port.send = &channels.send_channel(port.peer, channel.number);
-    port.ticket_lock = &channels.send_ticket(port.peer, channel.number);
-    can.send = port.send->capabilities();
-    port.sources = can.send.sources;
-    if (can.send.multicast != nullptr) can.memory = can.send.multicast->memory();
-  } else {
-    port.recv = &channels.recv_channel(port.peer, channel.number);
-    port.ticket_lock = &channels.recv_ticket(port.peer, channel.number);
-    can.recv = port.recv->capabilities();
-  }
 }
 
 void Execution::begin(std::uint64_t sequence, const std::byte* input, std::byte* output) {
   if (wire_.is_used()) wire_.begin(&input, &output);
   bound_.move_to(input, output);
-  // Data that is reduced in place was read a moment ago and is in a cache, so copies go through the
-  // caches. With many ranks a tile reads so much in between that the data is evicted again.
-  streams_ = large_ && (input != output || !combines_ || tile_exceeds_cache_);
+  combiner_.begin(input == output);
   header_.sequence = sequence;
-  traversal_.backwards = traversals() && channels_->traversals()++ % 2 != 0;
-  odd_peer_ = -1;
-  has_all_tickets_ = true;
-  for (Port& port : ports_) {
-    port.ticket = port.ticket_lock->issued++;
-    port.passed_on = port.exposed = false;
-    has_all_tickets_ &= port.ticket_lock->served == port.ticket;
-  }
-  exposes_ = false;
-  for (Lane& lane : lanes_) {
-    lane.next = lane.begin;
-    lane.handed_over = lane.apart = 0;
-    lane.tile = 0;
-  }
-  if (long_) hold_memory(input, output);
-  if (long_) open_windows();
+  ports_.begin();
+  lanes_.begin(traversals() && channels_->traversals()++ % 2 != 0);
+  if (!is_long_) return;
+  hold_memory(input, output);
+  open_windows();
 }
 
-// The segment of the row's chunk in this tile, in
-// elements; false if the row has no work in this tile.
-bool Execution::segment_of(const BoundRow& bound, std::uint64_t tile, std::uint64_t* offset,
-                           std::uint64_t* length) const {
-  if (bound.row->chunk == plan::kToken) {
-    *offset = *length = 0;
-    return tile + 1 == bound_.tiles();
+// Pins the arena memory that peers may read or write before this operation has ended.
+void Execution::hold_memory(const std::byte* input, const std::byte* output) {
+  held_.clear();
+  const auto hold = [this](const std::byte* from, const std::byte* to) {
+    held_.emplace_back(from);
+    if (to != from) held_.emplace_back(to);
+  };
+  if (request_.parts.empty()) return hold(input, output);
+  for (const Part& part : request_.parts) hold(part.input, part.output);
+}
+
+// Opens the write windows. Where the plan announces them, senders wait for that, so this rank also
+// says that there is none.
+void Execution::open_windows() const {
+  const plan::DirectWrites& direct_writes = request_.plan->direct_writes();
+  for (std::size_t i = 0; i < direct_writes.window_uses.size(); ++i) {
+    transport::WriteWindows* windows = ports_.abilities(i).recv.windows;
+    const std::uint64_t uses = opens_windows_ ? direct_writes.window_uses[i] : 0;
+    if (windows == nullptr || (uses == 0 && !direct_writes.announced[i])) continue;
+    windows->open_window(
+        {header_.sequence, header_.agreement, uses, bound_.output(), request_.output.bytes});
   }
-  const std::uint64_t segment = bound_.segment_length();
-  *offset = tile * segment;
-  if (*offset >= bound.length) {
-    *offset = *length = 0;
-    return tile == 0;  // an empty segment travels, so that ranks compare their operations
+}
+
+Progress Execution::advance() {
+  if (wire_.is_used() && !wire_.enter_some()) return Progress::kMoved;
+  ports_.take_back();
+  overtaken_ = false;
+  // Lanes alternate row by row: a segment that one lane sends is
+  // often what another lane of the peer waits for.
+  const int rows = lanes_.size() == 1 ? kRowsPerAdvance : 1;
+  bool moved = false;
+  bool all_done = false;
+  bool moves = true;
+  for (int run = 0; moves && run < kRowsPerAdvance; run += rows) {
+    moves = false;
+    all_done = true;
+    for (std::size_t number = 0; number < lanes_.size(); ++number) {
+      if (lanes_[number].has_ended()) continue;
+      const Progress progress = advance_lane(number, rows);
+      if (progress == Progress::kDisagree || progress == Progress::kSpoiled) return progress;
+      moves |= progress != Progress::kBlocked;
+      all_done &= progress == Progress::kDone;
+    }
+    moved |= moves;
   }
-  if (traversal_.backwards)
-    *offset = traversal_.segment(tile, div_ceil(bound.length, segment)) * segment;
-  *length = std::min(segment, bound.length - *offset);
-  return true;
+  if (!all_done) return moved ? Progress::kMoved : Progress::kBlocked;
+  // Memory that peers still read belongs to the caller again only when they have read it.
+  if (!ports_.pass_on_rest()) return Progress::kBlocked;
+  held_.clear();
+  if (wire_.is_used() && !wire_.leave_some()) return Progress::kMoved;
+  return Progress::kDone;
+}
+
+// Runs at most `rows` rows of one lane, until it blocks or ends.
+Progress Execution::advance_lane(std::size_t number, int rows) {
+  Lane& lane = lanes_[number];
+  for (int run = 0; run < rows; ++run) {
+    const Progress progress = lanes_.may_run(number) ? run_row(lane) : Progress::kBlocked;
+    if (progress == Progress::kBlocked) return run > 0 ? Progress::kMoved : Progress::kBlocked;
+    if (progress != Progress::kMoved) return progress;
+    if (lanes_.is_in_last_tile(lane)) {
+      ports_.pass_on_behind(*bound_.rows()[lane.next].row, lane.next);
+    }
+    if (!lanes_.step(lane)) return Progress::kDone;
+  }
+  return Progress::kMoved;
+}
+
+// Runs the lane's next row in its tile: kMoved if the row has run, or has no work in the tile.
+Progress Execution::run_row(Lane& lane) {
+  const BoundRow& bound = bound_.rows()[lane.next];
+  const plan::Row& row = *bound.row;
+  Range segment{};
+  if (!lanes_.segment_of(bound, lane.tile, &segment)) return Progress::kMoved;
+  if (!ports_.owns(row)) return Progress::kBlocked;
+  const std::size_t bytes = segment.length * bound_.item_bytes();
+  header_.bytes = static_cast<std::uint32_t>(bytes);
+
+  const bool coded = plan::is_coded(row);
+  Arrived arrived;
+  const Progress ready =
+      take(row, bytes, coded ? code_combiner_.code_bytes(segment.length) : 0, &arrived);
+  if (ready != Progress::kMoved) return ready;
+  const Outgoing out{bound, header_, segment.offset * bound_.item_bytes()};
+  Gathered all;
+  all.collect(bound, arrived.received, out.skip);
+  if (arrived.written_directly) all.operands[0] = all.target;
+  if (all.target != nullptr && (row.flags & plan::kFlagFlush) != 0 && is_read(all.target, bytes)) {
+    return Progress::kBlocked;
+  }
+  const Progress sent = coded ? send_coded_row(out, segment, arrived.exposed, &all)
+                              : send_row(out, segment.length, arrived.exposed, &lane, &all);
+  if (sent != Progress::kMoved) return sent;
+  for (int i = 0; i < row.recv_count; ++i) ports_[row.recv[i]].recv->release();
+  return Progress::kMoved;
 }
 
 // Finds the segment at the head of every receive channel. kMoved if all segments have arrived and
 // belong to this operation. `bytes` and `code_bytes`: of a segment of values, and of codes.
-Progress Execution::collect(const plan::Row& row, std::size_t bytes, std::size_t code_bytes,
-                            Collected* all) {
+Progress Execution::take(const plan::Row& row, std::size_t bytes, std::size_t code_bytes,
+                         Arrived* all) {
   for (int i = 0; i < row.recv_count; ++i) {
     const Port& port = ports_[row.recv[i]];
     const transport::Segment* segment = port.recv->peek();
@@ -158,7 +171,6 @@ Progress Execution::collect(const plan::Row& row, std::size_t bytes, std::size_t
         header.bytes != ((row.coded_recv >> i & 1) != 0 ? code_bytes : bytes) ||
         (segment->written_directly &&
          !(opens_windows_ && (row.flags & plan::kFlagDirectWrite) != 0))) {
-      odd_peer_ = port.peer;
       return Progress::kDisagree;
     }
     all->received[i] = segment->data;
@@ -169,157 +181,81 @@ Progress Execution::collect(const plan::Row& row, std::size_t bytes, std::size_t
 }
 
 // Releases the segment at the head of the channel if its operation was dropped.
-bool Execution::skips(const Port& port, std::uint64_t sequence) {
+bool Execution::skips(const Port& port, std::uint64_t sequence) const {
   if (!channels_->is_dropped(sequence)) return false;
   port.recv->release();
   return true;
 }
 
 // Whether a peer may still read memory of the row's target that this operation handed over.
-bool Execution::reads(const std::byte* target, std::size_t bytes) const {
-  // With several arrays, `target` is a virtual offset and not an address (execution_parts.cpp).
-  const bool whole = !request_.parts.empty();
-  return std::any_of(ports_.begin(), ports_.end(), [&](const Port& port) {
-    if (port.send == nullptr || port.passed_on) return false;
-    return whole ? port.reads_any() : port.reads(target, bytes);
-  });
+bool Execution::is_read(const std::byte* target, std::size_t bytes) const {
+  // With several arrays, `target` is a virtual address (rows/combiner.h).
+  return request_.parts.empty() ? ports_.reads(target, bytes) : ports_.reads_any();
+}
+
+// Combines and sends. `exposed`: the peers may withdraw what the row reads.
+Progress Execution::send_row(const Outgoing& out, std::uint64_t length, bool exposed, Lane* lane,
+                             Gathered* all) const {
+  const plan::Row& row = *out.bound.row;
+  // The caller's memory does not change before it is sent; a scratch slot is reused.
+  const bool direct = in_memory(row.source) && row.recv_count == 0 && row.send_count > 0 &&
+                      combiner_.find_contiguous(row, out.header.bytes, all);
+  const bool has_space = direct ? sender_.hand_over(out, *all, lane) : sender_.reserve(out, all);
+  if (!has_space) return Progress::kBlocked;
+  if (length != 0 && (all->target != nullptr || all->slot_buffer_count != 0)) {
+    combiner_.run(row, *all, length);
+  }
+  if (combiner_.is_spoiled()) return Progress::kSpoiled;
+  // A failing peer has withdrawn the memory that the row read, so the result is not used. The
+  // peer's failure will be reported by its notice.
+  if (exposed && !intact(row)) return Progress::kBlocked;
+  if (!direct) sender_.commit(out, *all);
+  return Progress::kMoved;
+}
+
+// The same for a row with codes.
+Progress Execution::send_coded_row(const Outgoing& out, Range segment, bool exposed,
+                                   Gathered* all) const {
+  const plan::Row& row = *out.bound.row;
+  const std::size_t code_bytes = code_combiner_.code_bytes(segment.length);
+  if (!sender_.reserve_coded(row, out.header.bytes, code_bytes, all)) return Progress::kBlocked;
+  code_combiner_.run(out.bound, segment, *all, combiner_.streams());
+  if (exposed && !intact(row)) return Progress::kBlocked;
+  sender_.commit_coded(row, out.header, code_bytes);
+  return Progress::kMoved;
 }
 
 // Whether all that the row has just read is unchanged since its peers sent it.
 bool Execution::intact(const plan::Row& row) const {
   return std::all_of(row.recv, row.recv + row.recv_count, [this](std::uint16_t index) {
-    transport::ZeroCopyReceiver* zero_copy = abilities_[index].recv.zero_copy;
+    transport::ZeroCopyReceiver* zero_copy = ports_.abilities(index).recv.zero_copy;
     return zero_copy == nullptr || zero_copy->intact();
   });
 }
 
-// Collects the row's operands in their order, and the local address of the result.
-void Execution::gather(const BoundRow& bound, const std::byte* const* received, std::size_t skip,
-                       Gathered* all) {
-  // A scratch slot is one segment and starts at zero in every tile; input and output advance.
-  const auto at = [skip](std::byte* base, std::uint8_t buffer) {
-    return static_cast<plan::Buffer>(buffer) == plan::Buffer::kScratch ? base : base + skip;
+void Execution::drop() {
+  ports_.drop();
+  if (traversals()) --channels_->traversals();
+  held_.clear();
+}
+
+// Holds tell whether peers read or write arena memory
+// in place; channels tell about all other memory.
+bool Execution::can_drop(const std::byte* input, const std::byte* output) const {
+  if (std::any_of(held_.begin(), held_.end(), [](const auto& one) { return one.holds(); })) {
+    return false;
+  }
+  const auto reads = [this](const std::byte* data, std::size_t bytes) {
+    return bytes != 0 && ports_.reads(data, bytes);
   };
-  const plan::Row& row = *bound.row;
-  const bool local = static_cast<plan::Buffer>(row.source) != plan::Buffer::kNone;
-  if (row.carry != 0) all->operands[all->operand_count++] = bound.carry;
-  for (int i = 0; i <= row.recv_count; ++i) {
-    if (local && i == row.source_position) {
-      all->local = all->operand_count;
-      all->operands[all->operand_count++] = at(bound.source, row.source);
-    }
-    if (i < row.recv_count) all->operands[all->operand_count++] = received[i];
+  if (request_.parts.empty()) {
+    return !reads(input, request_.input.bytes) && !reads(output, request_.output.bytes);
   }
-  if (static_cast<plan::Buffer>(row.target) != plan::Buffer::kNone) {
-    all->target = at(bound.target, row.target);
-  }
-}
-
-Progress Execution::run_row(Lane& lane) {
-  const BoundRow& bound = bound_.rows()[lane.next];
-  const plan::Row& row = *bound.row;
-  std::uint64_t offset = 0;
-  std::uint64_t length = 0;
-  if (!segment_of(bound, lane.tile, &offset, &length)) return Progress::kMoved;
-  if (!has_tickets(row)) return Progress::kBlocked;
-  const std::size_t bytes = length * bound_.item_bytes();
-  header_.bytes = static_cast<std::uint32_t>(bytes);
-
-  Collected arrived;
-  const Progress ready = collect(row, bytes, code_bytes(row, length), &arrived);
-  if (ready != Progress::kMoved) return ready;
-  const std::size_t skip = offset * bound_.item_bytes();
-  Gathered all;
-  gather(bound, arrived.received, skip, &all);
-  if (arrived.written_directly) all.operands[0] = all.target;
-  if (all.target != nullptr && (row.flags & plan::kFlagFlush) != 0 && reads(all.target, bytes)) {
-    return Progress::kBlocked;
-  }
-  if (plan::is_coded(row)) return run_coded_row(bound, offset, length, arrived, all);
-  // The caller's memory does not change before it is sent; a scratch slot is reused.
-  const auto source = static_cast<plan::Buffer>(row.source);
-  const bool stable = source != plan::Buffer::kNone && source != plan::Buffer::kScratch;
-  const bool direct =
-      stable && row.recv_count == 0 && row.send_count > 0 && bind_part(row, bytes, &all);
-  const bool has_space = direct ? hand_over(lane, skip, all) : reserve(bound, skip, &all);
-  if (!has_space) return Progress::kBlocked;
-  if (length != 0 && (all.target != nullptr || all.slot_buffer_count != 0)) {
-    request_.parts.empty() ? combine(row, all, length) : combine_parts(row, all, length);
-  }
-  if (is_spoiled()) return Progress::kSpoiled;
-  if (streams_) stream_fence();
-  // A failing peer has withdrawn the memory that the row read, so the result is not used. The
-  // peer's failure will be reported by its notice.
-  if (arrived.exposed && !intact(row)) return Progress::kBlocked;
-  if (!direct) commit(row, all);
-  for (int i = 0; i < row.recv_count; ++i) ports_[row.recv[i]].recv->release();
-  return Progress::kMoved;
-}
-
-bool Execution::is_spoiled() const {
-  return request_.reduction_failed != nullptr &&
-         request_.reduction_failed->load(std::memory_order_relaxed);
-}
-
-// Folds from the left, with as many operands per call as a kernel takes. `result` may be one of the
-// operands, so only the last call writes to it.
-void Execution::fold(void* result, const void** operands, int operand_count,
-                     std::uint64_t count) const {
-  const kernels::Combine& combine = request_.combine;
-  alignas(64) std::byte partial[kPieceBytes];
-  while (operand_count > kernels::kSourcesMax) {
-    combine.function(partial, operands, kernels::kSourcesMax, count, combine.context);
-    operands += kernels::kSourcesMax - 1;
-    operand_count -= kernels::kSourcesMax - 1;
-    operands[0] = partial;
-  }
-  combine.function(result, operands, operand_count, count, combine.context);
-}
-
-void Execution::copy(const Gathered& all, std::size_t bytes) const {
-  const std::byte* from = all.operands[0];
-  // In place, the target holds the data already.
-  if (all.target != nullptr && all.target != from) {
-    streams_ ? stream_copy(all.target, from, bytes) : copy_bytes(all.target, from, bytes);
-  }
-  for (int i = 0; i < all.slot_buffer_count; ++i) all.slot_buffers[i].fill(0, from, bytes);
-}
-
-void Execution::combine(const plan::Row& row, const Gathered& all, std::uint64_t length) const {
-  const std::size_t item = bound_.item_bytes();
-  if (all.operand_count == 1) return copy(all, length * item);
-  if (all.operand_count == 0) return;
-  const bool scaled = scale_divisor_ != 0 && (row.flags & plan::kFlagFinal) != 0;
-  // The result is computed in a slot buffer or in the target where stores are fast, else in a
-  // temporary buffer and then copied.
-  const bool into_slot_buffer = all.target == nullptr && all.slot_buffers[0].suits_results();
-  const bool into_target =
-      all.target != nullptr &&
-      std::none_of(all.operands, all.operands + all.operand_count,
-                   [&](const std::byte* operand) { return aliases_4k(all.target, operand); });
-  alignas(64) std::byte made[kPieceBytes];
-  const std::uint64_t piece = kPieceBytes / item;
-  if (into_target && all.slot_buffer_count == 0 && !scaled && length <= piece) {
-    // The usual last row of a short operation.
-    const void* operands[plan::kOperandsMax];
-    std::copy(all.operands, all.operands + all.operand_count, operands);
-    return fold(all.target, operands, all.operand_count, length);
-  }
-  for (std::uint64_t done = 0; done < length; done += piece) {
-    const std::uint64_t count = std::min(piece, length - done);
-    const std::size_t skip = done * item;
-    const void* operands[plan::kOperandsMax];
-    for (int i = 0; i < all.operand_count; ++i) operands[i] = all.operands[i] + skip;
-    std::byte* result = into_target        ? all.target + skip
-                        : into_slot_buffer ? all.slot_buffers[0].data + skip
-                                           : made;
-    fold(result, operands, all.operand_count, count);
-    if (scaled) request_.scale(result, count, scale_divisor_);
-    if (all.target != nullptr && !into_target) copy_bytes(all.target + skip, result, count * item);
-    for (int i = into_slot_buffer ? 1 : 0; i < all.slot_buffer_count; ++i) {
-      all.slot_buffers[i].fill(skip, result, count * item);
-    }
-  }
+  std::uint64_t begin = 0;
+  return std::none_of(request_.parts.begin(), request_.parts.end(), [&](const Part& part) {
+    const std::uint64_t bytes = part.end - std::exchange(begin, part.end);
+    return reads(part.input, bytes) || reads(part.output, bytes);
+  });
 }
 
 }  // namespace pycoll::executor
