@@ -79,7 +79,7 @@ def coding_of(compress: Any, feedback: Any = None) -> Coding | None:
         raise InvalidArgumentError(
             f"compress is {compress!r}: expected a codec of pycoll.compress, or None"
         )
-    if feedback is not None and not hasattr(feedback, "memory"):
+    if feedback is not None and not hasattr(feedback, "residuals"):
         raise InvalidArgumentError(
             f"feedback is {feedback!r}: expected a pycoll.compress.Feedback, or None"
         )

@@ -93,7 +93,7 @@ def _with_residual(
     shape = tuple(source.shape)
     if source.dtype == DType.FLOAT64:
         return _with_wide_residual(source, feedback, number, steps)
-    residual = _core.view(feedback.memory(shape, number), "feedback")
+    residual = _core.view(feedback.residuals.memory(shape, number), "feedback")
     if feedback.momentum:
         source = _core.view(feedback.corrected(_as_float32(source), number))
     elif source.dtype != DType.FLOAT32:
@@ -106,7 +106,7 @@ def _with_wide_residual(
 ) -> tuple[_core.BufferView, _core.BufferView]:
     """Return both for float64; this module keeps the residual of float64 itself."""
     shape = tuple(source.shape)
-    kept = feedback.memory(shape, number, np.float64)
+    kept = feedback.residuals.memory(shape, number, np.float64)
     with np.errstate(all="ignore"):  # infinities and NaN show in the result
         wanted = feedback.corrected(_copy_of(source), number) + kept
         sent = np.asarray(wanted, np.float32)

@@ -8,11 +8,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from pycoll.compress.call_memory import shift
 from pycoll.compress.codec import Array, as_bytes, as_float32, remainder
 from pycoll.compress.coded_exchange import NO_CODES, Encoded, codes_of, from_owners, to_owners
 from pycoll.compress.composed import ComposedCodec, Started
 from pycoll.compress.host_sums import add_up_in_hosts
-from pycoll.compress.operands import Operands, shift
+from pycoll.compress.operands import Operands
 from pycoll.errors import InvalidArgumentError
 from pycoll.types import whole
 
@@ -97,9 +98,9 @@ class Custom(ComposedCodec):
         """
         facts = [self, *given.facts()]
         encoders = add_up_in_hosts(comm, given, name, facts)
-        given.correct()
-        residuals = given.residuals()
-        values, start, own = given.values, given.shard.start, encoders.own(comm)
+        given.memory.correct(given.own)
+        residuals = given.memory.residuals()
+        values, start, own = given.values, given.layout.shard.start, encoders.own(comm)
 
         def encode() -> list[Array]:
             codes = [NO_CODES] * comm.size
@@ -121,10 +122,10 @@ class Custom(ComposedCodec):
             return self._encode_part(folded, residuals, part), 0
 
         replies = from_owners(comm, Encoded(make), name)
-        given.keep(residuals)
+        given.memory.keep(residuals)
 
         def values_of(received: Array) -> Array:
-            values = np.empty(given.ends[-1], given.kind)
+            values = np.empty(given.layout.ends[-1], given.kind)
             found = replies.codes(received)
             for owner in encoders.owners:
                 part = encoders.parts[owner]

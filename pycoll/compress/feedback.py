@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from pycoll.compress.codec import Array
+from pycoll.compress.kept_arrays import Residuals, Velocities
 from pycoll.errors import InvalidArgumentError
 from pycoll.types import real, whole
 
@@ -90,19 +91,11 @@ class Feedback:
         """Forget everything, for example because the model has changed; ``step`` becomes 0."""
         self.step = 0
         self._serving: Serving | None = None
-        #: By the number of the array in the call.
-        self._residuals: dict[int, Array] = {}
-        self._velocities: dict[int, Array] = {}
-        #: The velocities of the call that runs.
-        self._next: dict[int, Array] = {}
-        #: Memory for the residuals of the next call.
-        self._spares: dict[int, Array] = {}
+        # The collectives use these. Keys are the numbers of arrays in the call.
+        self.velocities = Velocities(self._momentum, self._masking)
+        self.residuals = Residuals(self.velocities)
         #: The last Q of PowerSGD.
-        self._factors: dict[int, Array] = {}
-        #: The values of an array that this rank encodes, where all memories above are 0 outside of
-        #: them: those of earlier calls, and those of the call that runs.
-        self._pieces: dict[int, slice] = {}
-        self._next_pieces: dict[int, slice] = {}
+        self.factors: dict[int, Array] = {}
 
     @property
     def residual(self) -> Any:
@@ -112,23 +105,25 @@ class Feedback:
         arrays on devices it is a ``pycoll.device.device_codes.Residual``, which stays there:
         ``numpy.asarray`` copies it to the host.
         """
-        found = [self._residuals[number] for number in sorted(self._residuals)]
+        arrays = self.residuals.arrays
+        found = [arrays[number] for number in sorted(arrays)]
         return None if not found else found[0] if len(found) == 1 else found
 
     def norm(self) -> float:
         """Return the Euclidean norm of all residuals."""
         squares = [
             float(np.square(np.asarray(one), dtype=np.float64).sum())
-            for one in self._residuals.values()
+            for one in self.residuals.arrays.values()
         ]
         return float(np.sqrt(sum(squares)))
 
     def state_dict(self) -> dict[str, Any]:
         """Return a dict of numbers and copies of arrays, for a checkpoint of this rank."""
         own = {"form": FORM, "step": self.step}
+        kept = (self.residuals.arrays, self.velocities.arrays, self.factors)
         return own | {
-            name: {number: np.array(one) for number, one in getattr(self, f"_{name}").items()}
-            for name in _FIELDS
+            name: {number: np.array(one) for number, one in arrays.items()}
+            for name, arrays in zip(_FIELDS, kept, strict=True)
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -141,10 +136,10 @@ class Feedback:
                 f"the saved state is {type(state).__name__} without form {FORM}: expected what "
                 "Feedback.state_dict() returns"
             )
-        for name in _FIELDS:
-            saved = {int(number): np.array(one) for number, one in state[name].items()}
-            setattr(self, f"_{name}", saved)
-        self._pieces, self._next_pieces = {}, {}
+        residuals, self.velocities.arrays, self.factors = (
+            {int(number): np.array(one) for number, one in state[name].items()} for name in _FIELDS
+        )
+        self.residuals.load(residuals)
         self.step = int(state["step"])
 
     # For the collectives
@@ -163,47 +158,14 @@ class Feedback:
         if not self._momentum:
             return x
         whole_array = slice(0, x.size)
-        return self.corrected_piece(x, x.shape, number, whole_array).reshape(x.shape)
-
-    def corrected_piece(self, x: Array, shape: tuple[int, ...], number: int, piece: slice) -> Array:
-        """Correct a piece of an array of this ``shape`` as ``corrected`` does; return one axis."""
-        before = self._array_of(self._velocities, shape, x.dtype, number)
-        self._next[number] = velocity = np.zeros(shape, x.dtype)
-        own = velocity.reshape(-1)[piece]
-        np.multiply(before.reshape(-1)[piece], x.dtype.type(self._momentum), out=own)
-        np.add(own, x.reshape(-1), out=own)
-        return own
-
-    def memory(self, shape: tuple[int, ...], number: int = 0, dtype: Any = np.float32) -> Array:
-        """Return the residual of an array, zeros at first, for the collective to change.
-
-        Raises InvalidArgumentError where calls before had another shape or dtype.
-        """
-        self._forget_piece(number)
-        return self._array_of(self._residuals, shape, np.dtype(dtype), number)
-
-    def on_device(
-        self, shape: tuple[int, ...], number: int, move: Callable[[Any], Any], name: str
-    ) -> Any:
-        """Keep the memory ``name`` of an array where ``move(memory)`` puts it, and return that.
-
-        ``name``: "residuals" or "velocities", of float32. ``move`` gets None before the first call.
-        Raises InvalidArgumentError as ``memory`` does.
-        """
-        kept = self._residuals if name == "residuals" else self._velocities
-        found = kept.get(number)
-        if found is not None:
-            self._check(found, shape, np.dtype(np.float32))
-        self._forget_piece(number)
-        kept[number] = moved = move(found)
-        return moved
+        return self.velocities.correct(x, x.shape, number, whole_array).reshape(x.shape)
 
     def forget(self, *, residuals: bool = False, factors: bool = False) -> None:
         """Forget residuals, or the last Q of PowerSGD, and go on counting the calls."""
         if residuals:
-            self._residuals, self._spares, self._pieces = {}, {}, {}
+            self.residuals = Residuals(self.velocities)
         if factors:
-            self._factors = {}
+            self.factors = {}
 
     def check_free(self) -> None:
         """Begin a call: raise InvalidArgumentError while a Work is still to be waited for.
@@ -216,10 +178,8 @@ class Feedback:
                 f"{self.step}): wait for that Work first, or pass another Feedback"
             )
         self._serving = None
-        for number in self._next_pieces:
-            # A call that failed has written to a piece of it.
-            self._spares.pop(number, None)
-        self._next, self._next_pieces = {}, {}
+        self.residuals.drop_call()
+        self.velocities.drop_call()
 
     def serve(
         self,
@@ -236,72 +196,11 @@ class Feedback:
         self._serving = serving
         return work
 
-    def pair(
-        self, shape: tuple[int, ...], number: int, dtype: Any, piece: slice
-    ) -> tuple[Array, Array]:
-        """Return the residual of a piece of an array, and memory for the next one.
-
-        One axis each. ``replace`` makes the second one the residual, and nothing else changes: a
-        call that fails does not.
-        """
-        kept = self._array_of(self._residuals, shape, np.dtype(dtype), number)
-        found = self._spares.get(number)
-        if found is None or found.shape != kept.shape or found.dtype != kept.dtype:
-            found = self._spares[number] = np.zeros(kept.shape, kept.dtype)
-        if (piece.start, piece.stop) == (0, kept.size):
-            self._forget_piece(number)
-        return kept.reshape(-1)[piece], found.reshape(-1)[piece]
-
-    def strays(self, shape: tuple[int, ...], number: int, dtype: Any, piece: slice) -> Array | None:
-        """Return what calls before have left outside of the piece that this rank encodes now.
-
-        One axis, zeros in the piece; None where nothing is left. The caller sends it another way,
-        and ``ended()`` forgets it. Raises InvalidArgumentError as ``memory`` does.
-        """
-        kept = self._array_of(self._residuals, shape, np.dtype(dtype), number)
-        before = self._pieces.get(number, slice(0, kept.size))
-        self._next_pieces[number] = piece
-        if piece.start <= before.start and before.stop <= piece.stop:
-            return None
-        found = kept.reshape(-1).copy()
-        if self._momentum:
-            velocity = self._array_of(self._velocities, shape, np.dtype(dtype), number)
-            found += velocity.reshape(-1) * found.dtype.type(self._momentum)
-        found[piece] = 0
-        return found
-
-    def replace(self, number: int = 0) -> None:
-        """Make the ``spare`` of an array its residual, and the residual its spare."""
-        kept = self._residuals[number]
-        self._residuals[number], self._spares[number] = self._spares[number], kept
-
-    def adopt(self, residual: Array, number: int = 0) -> None:
-        """Keep the residual of an array in this memory, with the values it has.
-
-        A call may later keep it elsewhere: ``memory`` returns where it is.
-        """
-        self._residuals[number] = residual
-        # It may be the memory for the next one.
-        self._spares.pop(number, None)
-        self._forget_piece(number)
-
     def ended(self) -> None:
         """Count a call that has sent its data."""
-        self._velocities.update(self._next)
-        for number, piece in self._next_pieces.items():
-            if self._pieces.get(number) != piece:
-                for kept in (self._residuals, self._spares, self._velocities):
-                    if number in kept:
-                        kept[number].reshape(-1)[: piece.start] = 0
-                        kept[number].reshape(-1)[piece.stop :] = 0
-            self._pieces[number] = piece
-        self._next, self._next_pieces = {}, {}
+        self.velocities.end_call()
+        self.residuals.end_call()
         self.step += 1
-
-    def mask(self, places: Array, number: int = 0) -> None:
-        """Note, before ``ended()``, that entries are sent: masking sets their velocities to 0."""
-        if self._masking and number in self._next:
-            self._next[number].reshape(-1)[places] = 0
 
     @property
     def masking(self) -> bool:
@@ -323,37 +222,3 @@ class Feedback:
         if not self.is_warming:
             return last
         return float(last ** ((self.step + 1) / (self._warmup + 1)))
-
-    def factor(self, number: int = 0) -> Array | None:
-        """Return the last Q of an array."""
-        return self._factors.get(number)
-
-    def keep_factor(self, q: Array, number: int = 0) -> None:
-        """Keep the Q of an array for the next call."""
-        self._factors[number] = q
-
-    def _forget_piece(self, number: int) -> None:
-        """Note that all of an array's memory may hold values, and that this rank encodes all."""
-        self._pieces.pop(number, None)
-        self._next_pieces.pop(number, None)
-
-    @staticmethod
-    def _array_of(
-        kept: dict[int, Array], shape: tuple[int, ...], dtype: np.dtype[Any], number: int
-    ) -> Array:
-        found = kept.get(number)
-        if found is None:
-            found = kept[number] = np.zeros(shape, dtype)
-        Feedback._check(found, shape, dtype)
-        if not isinstance(found, np.ndarray):  # on a device until now
-            found = kept[number] = np.array(found)
-        return found
-
-    @staticmethod
-    def _check(found: Array, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-        if found.shape != tuple(shape) or found.dtype != dtype:
-            raise InvalidArgumentError(
-                f"x has shape {tuple(shape)} and dtype {dtype}, but feedback holds a residual of "
-                f"shape {found.shape} and dtype {found.dtype}: call feedback.reset(), or pass the "
-                "Feedback of this array"
-            )

@@ -93,9 +93,9 @@ def add_up_in_hosts(comm: Any, given: Operands, name: str, facts: Sequence[Any])
 
     Where ranks of a host add up their values, the call is collective and compares ``facts`` before.
     """
-    encoders = Encoders(comm, given.ends[-1])
+    encoders = Encoders(comm, given.layout.ends[-1])
     if encoders.adds:
-        strays = given.strays(encoders.shard)
+        strays = given.memory.strays(encoders.shard)
         agree_first(comm, name, facts)
         values = given.values if strays is None else given.values + strays
         given.take_shard(encoders.shard, encoders.add_up(comm, values))

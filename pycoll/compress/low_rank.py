@@ -112,7 +112,7 @@ class PowerSGD(ComposedCodec):
         The first message has P of all matrices and the arrays that are sent whole, the second one
         all Q. Residuals are a rank's matrix minus the product of P and its own Q.
         """
-        given.correct()
+        given.memory.correct(given.own)
         call = _Call(self, given)
         step = 0 if given.feedback is None else given.feedback.step
         agree_first(comm, name, [self, *given.facts(), f"step {step}"])
@@ -144,17 +144,18 @@ class _Call:
     def __init__(self, codec: PowerSGD, given: Operands) -> None:
         self._codec, self._given = codec, given
         #: The arrays with their residuals, one axis each. With feedback they become the residuals.
-        self._arrays = [self._add_residual(number) for number in range(len(given.shapes))]
-        self._numbers = [n for n, shape in enumerate(given.shapes) if codec.shrinks(shape)]
-        self._rest = [n for n in range(len(given.shapes)) if n not in set(self._numbers)]
-        self._matrices = [self._arrays[n].reshape(given.shapes[n][0], -1) for n in self._numbers]
+        shapes = given.layout.shapes
+        self._arrays = [self._add_residual(number) for number in range(len(shapes))]
+        self._numbers = [n for n, shape in enumerate(shapes) if codec.shrinks(shape)]
+        self._rest = [n for n in range(len(shapes)) if n not in set(self._numbers)]
+        self._matrices = [self._arrays[n].reshape(shapes[n][0], -1) for n in self._numbers]
         self._p: list[Array] = []
         self._q: list[Array] = []
         self._whole: Array = np.empty(0, given.kind)
 
     def _add_residual(self, number: int) -> Array:
         given = self._given
-        rests, sums = given.pairs(number)
+        rests, sums = given.memory.pairs(number)
         if given.is_native and rests is not None:
             views = [given.source(number), _core.view(rests)]
             _core.combine(_core.view(sums), views, ReduceOp.SUM, _core.isas()[-1])
@@ -176,7 +177,7 @@ class _Call:
         feedback = self._given.feedback
         step = 0 if feedback is None else feedback.step
         fresh = self._codec.first_q(matrix.shape[1], step).astype(matrix.dtype)
-        last = None if feedback is None else feedback.factor(number)
+        last = None if feedback is None else feedback.factors.get(number)
         if last is None or last.shape != fresh.shape:
             return fresh
         return np.where(last.any(axis=0), last, fresh)
@@ -210,7 +211,7 @@ class _Call:
             # With a NaN in P, which is the same on all ranks, the result of all is NaN.
             if not (np.isfinite(p).all() and np.isfinite(q).all()):
                 matrix[:] = 0
-        self._given.replace()
+        self._given.memory.replace()
 
     def results(self, received: Array) -> Array | None:
         """Return the values of the result, from Q of all ranks together; feedback keeps these.
@@ -218,9 +219,10 @@ class _Call:
         None where they are in the result's memory.
         """
         given, at, rank = self._given, 0, self._codec.rank
-        targets = [given.target(n) for n in range(len(given.shapes))]
+        ends = given.layout.ends
+        targets = [given.target(n) for n in range(len(given.layout.shapes))]
         in_place = given.is_native and None not in targets
-        values: Array = None if in_place else np.empty(given.ends[-1], given.kind)
+        values: Array = None if in_place else np.empty(ends[-1], given.kind)
         for n, p, q in zip(self._numbers, self._p, self._q, strict=True):
             q_of_all = received[at : at + q.size].reshape(-1, rank)
             at += q.size
@@ -228,13 +230,13 @@ class _Call:
             if in_place and target is not None:
                 _core.thin_product(target, *_factors(p, q_of_all))
             else:
-                values[given.ends[n] : given.ends[n + 1]] = product(p, q_of_all).reshape(-1)
+                values[ends[n] : ends[n + 1]] = product(p, q_of_all).reshape(-1)
             if given.feedback is not None:
                 keeps = np.isfinite(q_of_all).all()  # columns of zeros begin anew
-                given.feedback.keep_factor(q_of_all if keeps else np.zeros_like(q_of_all), n)
+                given.feedback.factors[n] = q_of_all if keeps else np.zeros_like(q_of_all)
         at = 0
         for n in self._rest:
-            begin, end = given.ends[n], given.ends[n + 1]
+            begin, end = ends[n], ends[n + 1]
             sent = self._whole[at : at + end - begin]
             at += end - begin
             target = targets[n]

@@ -105,7 +105,7 @@ class Moved:
         wanted = self.values[rows] if self.shape else self.values
         if self.feedback is None:
             return self.codec.encode_block(wanted, self.step)
-        held = self.feedback.memory(self.shape, 0, self.kind)
+        held = self.feedback.residuals.memory(self.shape, 0, self.kind)
         wanted = wanted + (held[rows] if self.shape else held)
         codes = self.codec.encode_block(wanted, self.step)
         sent = self.decode(codes, wanted.size).reshape(wanted.shape)
@@ -129,14 +129,14 @@ class Moved:
     def _mask(self, rows: slice, places: Array | None) -> None:
         if self.feedback is not None and places is not None:
             begin = self.values[: rows.start or 0].size if self.shape else 0
-            self.feedback.mask(np.asarray(places, np.int64) + begin)
+            self.feedback.velocities.mask(np.asarray(places, np.int64) + begin)
 
     def keep(self, left_out: list[tuple[slice, Array]]) -> None:
         """Keep what codes have left out, and count the call."""
         if self.feedback is None:
             return
         for rows, rest in left_out:
-            held = self.feedback.memory(self.shape, 0, self.kind)
+            held = self.feedback.residuals.memory(self.shape, 0, self.kind)
             held[rows if self.shape else ...] = rest
         self.feedback.ended()
 

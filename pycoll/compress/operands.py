@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ import numpy as np
 from pycoll import _core
 from pycoll.arrays.device_view import DeviceView
 from pycoll.arrays.registry import framework_of, input_of, output_view
+from pycoll.compress.call_memory import CallLayout, CallMemory, shift
 from pycoll.compress.codec import Array
 from pycoll.compress.feedback import Feedback
 from pycoll.errors import InvalidArgumentError
@@ -24,6 +25,10 @@ class Operands:
 
     ``x``: an array, or a list of arrays of one type. ``out``: as in ``all_reduce``. ``wide``:
     whether the codec takes float64. Raises InvalidArgumentError for what codecs do not take.
+
+    Attributes: ``layout``, the places of the arrays; ``memory``, what ``feedback`` keeps of them;
+    ``mean``, whether the result is divided; ``kind``, the type in which values are computed;
+    ``is_native``, whether that is float32, which kernels take.
     """
 
     def __init__(self, x: Any, out: Any, op: Any, feedback: Feedback | None, wide: bool) -> None:
@@ -37,18 +42,16 @@ class Operands:
         names = [f"x[{n}]" if self._is_list else "x" for n in range(len(arrays))]
         views = [input_of(*one)[1] for one in zip(arrays, outs, names, strict=True)]
         self._dtype = _type_of(views, names, wide)
-        self.shapes = [tuple(view.shape) for view in views]
         self._targets = [_target(*one) for one in zip(arrays, outs, views, strict=True)]
         self._out = out
         self.feedback = feedback
-        self.ends = np.cumsum([0, *(view.count for view in views)]).tolist()
-        #: The type in which values are computed, and whether it is float32, which kernels take.
+        shapes = [tuple(view.shape) for view in views]
+        self.layout = CallLayout(shapes, [view.count for view in views])
         self.kind = np.dtype(np.float64 if self._dtype == DType.FLOAT64 else np.float32)
         self.is_native = self.kind == np.float32
         self._views = views
         self._values: Array = None
-        #: The place of ``values`` among those of all arrays; see ``take_shard``.
-        self.shard = slice(0, self.ends[-1])
+        self.memory = CallMemory(feedback, self.layout, self.kind)
 
     @property
     def values(self) -> Array:
@@ -59,29 +62,11 @@ class Operands:
 
     def take_shard(self, shard: slice, values: Array) -> None:
         """Replace the values of all arrays by those that this rank encodes, of some places."""
-        self.shard, self._values = shard, values
-
-    def strays(self, shard: slice) -> Array | None:
-        """Return what feedback holds outside of ``shard``, from calls in which this rank encoded
-        other values; zeros elsewhere. None where it holds nothing there.
-
-        Raises InvalidArgumentError where calls before had another shape or type.
-        """
-        if self.feedback is None:
-            return None
-        found: Array = None
-        for number, place in self.parts():
-            piece = self._within(place, shard)
-            shape = self.shapes[number]
-            one = self.feedback.strays(shape, number, self.kind, shift(piece, -place.start))
-            if one is not None:
-                found = np.zeros(self.ends[-1], self.kind) if found is None else found
-                found[place] = one
-        return found
+        self.layout.shard, self._values = shard, values
 
     def own(self, number: int) -> Array:
         """Return the values of an array that this rank encodes."""
-        return self.values[shift(self._piece(number), -self.shard.start)]
+        return self.values[shift(self.layout.piece(number), -self.layout.shard.start)]
 
     def source(self, number: int) -> _core.BufferView:
         """Return the values for kernels: the caller's memory where it serves, else ``own``."""
@@ -93,80 +78,8 @@ class Operands:
     def facts(self) -> list[Any]:
         """Return what all ranks have in common."""
         op = "avg" if self.mean else "sum"
-        shapes = [list(shape) for shape in self.shapes]
+        shapes = [list(shape) for shape in self.layout.shapes]
         return [DType(self._dtype).word, shapes if self._is_list else shapes[0], op]
-
-    def parts(self) -> Iterator[tuple[int, slice]]:
-        """Yield the number of each array and its place among the values of all arrays."""
-        for number in range(len(self.shapes)):
-            yield number, slice(self.ends[number], self.ends[number + 1])
-
-    def pieces(self) -> Iterator[tuple[int, slice]]:
-        """Yield the number of each array and the place of the values that this rank encodes."""
-        for number in range(len(self.shapes)):
-            yield number, self._piece(number)
-
-    def _piece(self, number: int) -> slice:
-        return self._within(slice(self.ends[number], self.ends[number + 1]), self.shard)
-
-    @staticmethod
-    def _within(place: slice, shard: slice) -> slice:
-        begin = min(max(place.start, shard.start), place.stop)
-        return slice(begin, max(begin, min(place.stop, shard.stop)))
-
-    def correct(self) -> None:
-        """Replace the values by velocities, where feedback has momentum."""
-        if self.feedback is None or not self.feedback.momentum:
-            return
-        for number, piece in self.pieces():
-            place = shift(piece, -self.ends[number])
-            own = self.own(number)
-            own[...] = self.feedback.corrected_piece(own, self.shapes[number], number, place)
-
-    def pairs(self, number: int) -> tuple[Array, Array] | tuple[None, None]:
-        """Return the residual of what this rank encodes of an array, and memory for the next one.
-
-        A single axis each; a pair of None without feedback. Raises InvalidArgumentError where calls
-        before had another shape or type.
-        """
-        if self.feedback is None:
-            return None, None
-        place = shift(self._piece(number), -self.ends[number])
-        return self.feedback.pair(self.shapes[number], number, self.kind, place)
-
-    def residuals(self) -> Array | None:
-        """Return a copy of the residuals of what this rank encodes; None without feedback.
-
-        Raises as ``pairs`` does.
-        """
-        rests: list[Array] = [self.pairs(number)[0] for number, _ in self.pieces()]
-        return None if self.feedback is None else np.concatenate(rests)
-
-    def keep(self, residuals: Array | None) -> None:
-        """Keep these residuals instead, and count the call."""
-        if residuals is None:
-            return
-        for number, piece in self.pieces():
-            memory: Array = self.pairs(number)[1]
-            memory[:] = residuals[shift(piece, -self.shard.start)]
-        self.replace()
-
-    def replace(self) -> None:
-        """Keep the second arrays of ``pairs`` as the residuals, and count the call."""
-        if self.feedback is None:
-            return
-        for number in range(len(self.shapes)):
-            self.feedback.replace(number)
-        self.feedback.ended()
-
-    def mask(self, places: Array) -> None:
-        """Clear the velocities of the values at these places, which ascend."""
-        if self.feedback is None:
-            return
-        cuts = np.searchsorted(places, self.ends)
-        for number, place in self.parts():
-            mine = places[cuts[number] : cuts[number + 1]]
-            self.feedback.mask(mine - mine.dtype.type(place.start), number)
 
     def target(self, number: int) -> _core.BufferView | None:
         """Return the memory of an array's result, where kernels can write to it; else None."""
@@ -179,7 +92,7 @@ class Operands:
         ``values``: of all arrays; None: all ``target`` have them.
         """
         made = []
-        for (view, finish), (_, place) in zip(self._targets, self.parts(), strict=True):
+        for (view, finish), (_, place) in zip(self._targets, self.layout.parts(), strict=True):
             if values is not None:
                 part = np.asarray(values[place], numpy_dtype(self._dtype))
                 _core.unpack(_core.view(part), [view])
@@ -203,11 +116,6 @@ def are_on_devices(x: Any) -> bool:
     named = [(f"x[{n}]", one) for n, one in enumerate(x)] if is_list else [("x", x)]
     views = [framework_of(one, name).view(one, name) for name, one in named]
     return any(isinstance(view, DeviceView) for view in views)
-
-
-def shift(place: slice, by: int) -> slice:
-    """Return the place moved by ``by`` elements, as among values that begin elsewhere."""
-    return slice(place.start + by, place.stop + by)
 
 
 def is_mean(op: Any) -> bool:

@@ -138,8 +138,8 @@ class SparseCodec(ComposedCodec):
             comm, Encoded(lambda: fold_part(self, codes, count, given, divisor)), name
         )
         made[0].keep(given)
-        target = given.target(0) if given.is_native and len(given.shapes) == 1 else None
-        values: Array = np.empty(given.ends[-1], given.kind) if target is None else None
+        target = given.target(0) if given.is_native and len(given.layout.shapes) == 1 else None
+        values: Array = np.empty(given.layout.ends[-1], given.kind) if target is None else None
         to = _Target(_core.view(values) if target is None else target, values, given.is_native)
         for owner in encoders.owners:
             if not replies.forms[owner]:  # while the replies travel
@@ -220,22 +220,22 @@ class Chosen(NamedTuple):
         gone = self.places
         if len(self.others):
             gone = np.union1d(gone, self.others)
-        given.mask(gone)
-        cuts = np.searchsorted(gone, given.ends)
-        for (number, place), sums in zip(given.pieces(), self.sums, strict=True):
+        given.memory.mask(gone)
+        cuts = np.searchsorted(gone, given.layout.ends)
+        for (number, place), sums in zip(given.layout.pieces(), self.sums, strict=True):
             sums[gone[cuts[number] : cuts[number + 1]] - place.start] = 0
-        given.replace()
+        given.memory.replace()
 
 
 def choose_values(codec: SparseCodec, given: Operands) -> Chosen:
     """Return what this rank sends in the next call. Of ``given`` only the values change."""
-    given.correct()
+    given.memory.correct(given.own)
     step, feedback = 0, given.feedback
     if feedback is not None:
         step, codec = feedback.step, codec.warmed(feedback)
     places, values, kept = [np.empty(0, np.int64)], [np.empty(0, given.kind)], []
-    for number, place in given.pieces():
-        rests, sums = given.pairs(number)
+    for number, place in given.layout.pieces():
+        rests, sums = given.memory.pairs(number)
         found, sent = codec.found(given, number, step, rests, sums)
         places.append(found.astype(np.int64) + place.start)
         values.append(sent)
@@ -567,7 +567,7 @@ class RandomK(DensityCodec):
         chosen.keep(given)
 
         def values_of(received: Array) -> Array:
-            values = np.zeros(given.ends[-1], given.kind)
+            values = np.zeros(given.layout.ends[-1], given.kind)
             values[chosen.places] = received
             return values
 
@@ -585,8 +585,8 @@ def _unsent(values: Array, places: Array) -> Array:
 def _with_nan(chosen: Chosen, given: Operands) -> Chosen:
     """Return what is sent, with NaN first in each array that has other values not finite."""
     found = [chosen.others]
-    cuts = np.searchsorted(chosen.places, given.ends)
-    for (number, place), sums in zip(given.pieces(), chosen.sums, strict=True):
+    cuts = np.searchsorted(chosen.places, given.layout.ends)
+    for (number, place), sums in zip(given.layout.pieces(), chosen.sums, strict=True):
         drawn = chosen.places[cuts[number] : cuts[number + 1]] - place.start
         others = _unsent(sums, drawn)
         if len(others):

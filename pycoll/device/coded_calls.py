@@ -56,7 +56,8 @@ class _Kept(NamedTuple):
         return bool(self.feedback.masking)
 
     def memory(self, move: Callable[[Any], Any], name: str) -> Any:
-        return self.feedback.on_device(self.shape, self.number, move, name)
+        kept = self.feedback.residuals if name == "residuals" else self.feedback.velocities
+        return kept.on_device(self.shape, self.number, move)
 
 
 def run_coded(

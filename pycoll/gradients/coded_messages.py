@@ -89,7 +89,7 @@ class CodedMessages:
                 self._feedbacks[place] = feedback = Feedback()
                 feedback.step = step
                 for number, part in enumerate(self._parts(place)):
-                    feedback.adopt(part[1], number)
+                    feedback.residuals.adopt(part[1], number)
                 self._hand_out(place)
         self._owe(owed)
 
@@ -157,12 +157,12 @@ class CodedMessages:
         """Move residuals that a Feedback keeps elsewhere into the one array, and note each Q."""
         for place, feedback in self._feedbacks.items():
             for number, (_, residual) in enumerate(self._parts(place)):
-                kept = feedback.memory(residual.shape, number)
+                kept = feedback.residuals.memory(residual.shape, number)
                 if kept is not residual:
                     residual[...] = kept
-                    feedback.adopt(residual, number)
+                    feedback.residuals.adopt(residual, number)
             for number, entry in enumerate(self._singles(place)):
-                q = feedback.factor(number)
+                q = feedback.factors.get(number)
                 if q is not None:
                     self._factors[entry] = q
 
@@ -170,7 +170,7 @@ class CodedMessages:
         """Give the Feedback of a message the last Q of each of its matrices."""
         for number, entry in enumerate(self._singles(place)):
             if entry in self._factors:
-                self._feedbacks[place].keep_factor(self._factors[entry], number)
+                self._feedbacks[place].factors[number] = self._factors[entry]
 
     def _parts(self, place: int) -> Iterator[tuple[Any, Array]]:
         """The arrays of a message as its codec takes them, each with its residual.

@@ -101,7 +101,7 @@ def run_method(how: How, x: Any, residual: Any = None, step: Any = None) -> tupl
     words: dict[str, Any] = {"compress": how.compress}
     if residual is not None:
         words["feedback"] = feedback = Feedback()
-        feedback.adopt(np.array(residual))
+        feedback.residuals.adopt(np.array(residual))
         feedback.step = int(step)
     if how.op is not None:
         words |= {"op": how.op, "deterministic": how.deterministic}

@@ -410,10 +410,10 @@ class LocalUpdates:
         for place, number in enumerate(numbers):
             held = state.residuals[number] if state.residuals else None
             if held is not None:
-                feedback.memory(held.shape, place, held.dtype)[...] = held
+                feedback.residuals.memory(held.shape, place, held.dtype)[...] = held
             factor = state.factors[number] if state.factors else None
             if factor is not None:
-                feedback.keep_factor(factor, place)
+                feedback.factors[place] = factor
         return feedback
 
     def _apply_pending(
@@ -480,7 +480,7 @@ def _with_residuals(state: LocalState, pending: Pending) -> LocalState:
     found = [found] if len(numbers) == 1 else found
     for place, (number, one) in enumerate(zip(numbers, found, strict=True)):
         held[number] = one
-        factors[number] = pending.feedback.factor(place)
+        factors[number] = pending.feedback.factors.get(place)
     return replace(state, residuals=tuple(held), factors=tuple(factors))
 
 

@@ -259,7 +259,7 @@ def test_a_kept_q_comes_near_the_best_product() -> None:
     kept: list[Any] = []
     for _ in range(6):
         for one in feedbacks:
-            one.memory((40, 30))[:] = 0  # only Q is kept
+            one.residuals.memory((40, 30))[:] = 0  # only Q is kept
         kept.append(sums([matrix] * 2, PowerSGD(2), "avg", feedbacks)[0])
     best = np.sqrt(np.square(sizes[2:]).sum())
     errors = [float(np.linalg.norm(one - matrix)) for one in kept]

@@ -110,7 +110,7 @@ def test_messages_have_the_bits_of_separate_calls(codec: Codec, op: str) -> None
                 part = slice(layout.spans[place].begin, None)
                 part = slice(part.start, part.start + len(layout.spans[place].whole))
                 feedback = Feedback()
-                feedback.adopt(residual[part])
+                feedback.residuals.adopt(residual[part])
                 words: dict[str, Any] = {"compress": codec, "feedback": feedback}
                 values[part] = comm.all_reduce(values[part], "sum", **words)
             if op == "avg":

@@ -499,7 +499,7 @@ def check_warm_start_and_feedback_of_powersgd_are_apart() -> None:
             same_on_all(found)
             # What the next call begins with.
             feedback = state.feedback_of(0)
-            assert (feedback.norm() > 0, feedback.factor(1) is not None) == (keeps, warm)
+            assert (feedback.norm() > 0, feedback.factors.get(1) is not None) == (keeps, warm)
             assert feedback.step == 3, "a Q that is drawn anew follows from it"
 
 
