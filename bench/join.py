@@ -40,7 +40,8 @@ from start_ways import WAYS, begin, end_well, ready_to_run
 
 from pycoll.bootstrap.deadline import Deadline
 from pycoll.bootstrap.discovery.network import listen_tcp
-from pycoll.bootstrap.rendezvous.store import Place, StoreExchange
+from pycoll.bootstrap.rendezvous.store import StoreExchange
+from pycoll.bootstrap.rendezvous.store_connection import StoreAddress
 from pycoll.bootstrap.rendezvous.store_server import StoreServer
 
 WORKER = str(Path(__file__).with_name("join_worker.py"))
@@ -200,12 +201,12 @@ def _join_all(
     start: Any, address: tuple[str, int], key: bytes, ranks: Sequence[int], count: int
 ) -> None:
     """Let a thread for each of these ranks join."""
-    place = Place("the store", [(socket.AF_INET, address)])
+    store = StoreAddress("the store", [(socket.AF_INET, address)])
     failures: list[BaseException] = []
 
     def one(rank: int) -> None:
         try:
-            exchange = StoreExchange(place, key, "join", rank, count, Deadline(60))
+            exchange = StoreExchange(store, key, "join", rank, count, Deadline(60))
             for length in ROUNDS:
                 blobs = exchange.all_gather(bytes(length))
                 assert len(blobs) == count

@@ -25,13 +25,8 @@ from pycoll.bootstrap.discovery.network import parse_address
 from pycoll.bootstrap.discovery.torch_variables import Share
 from pycoll.bootstrap.discovery.versions import difference, versions
 from pycoll.bootstrap.rendezvous.frames import NODES, PULSE_S, SILENCE_S, list_ranks
-from pycoll.bootstrap.rendezvous.store import (
-    Loss,
-    Place,
-    StoreExchange,
-    join_store,
-    serve_store,
-)
+from pycoll.bootstrap.rendezvous.store import Loss, StoreExchange, join_store, serve_store
+from pycoll.bootstrap.rendezvous.store_connection import StoreAddress
 from pycoll.config import RANKS_MAX, SECRET_LENGTH_MIN
 from pycoll.errors import InvalidArgumentError, PeerLostError, PycollError
 from pycoll.untrusted import json_object, read_file, read_json
@@ -237,9 +232,9 @@ class NodeLink:
     def read(self) -> None:
         """Take what the store has sent."""
         try:
-            more = self._exchange.skip_pulses()
-            while self._exchange.news:
-                self._take_news(self._exchange.news.popleft())
+            more = self._exchange.watch.skip_pulses()
+            while self._exchange.watch.news:
+                self._take_news(self._exchange.watch.news.popleft())
             if more and self._posted:
                 self._conclude(self._exchange.collect())
             elif more:
@@ -273,7 +268,7 @@ class NodeLink:
     @property
     def silent_at(self) -> float | None:
         """When silence of the store ends the job, on the monotonic clock; None if nothing ends."""
-        heard = self._exchange.heard
+        heard = self._exchange.watch.heard
         return heard + SILENCE_S if heard and not self.over else None
 
     def check_silence(self) -> None:
@@ -290,7 +285,7 @@ class NodeLink:
 
     def _keep_pulse(self) -> None:
         while True:
-            self._exchange.pulse()
+            self._exchange.watch.pulse()
             if self._closed.wait(PULSE_S):
                 return
 
@@ -306,14 +301,14 @@ class NodeLink:
         """Have the job go on until all nodes together have lost more than ``limit`` ranks; a node
         that is lost takes its ranks along."""
         mine = f"{list_ranks(_ranks_of(self.share))} (with host {self.host})"
-        self._exchange.share(self.share.ranks, min(limit, RANKS_MAX), _end_of([mine], True))
+        self._exchange.watch.share(self.share.ranks, min(limit, RANKS_MAX), _end_of([mine], True))
 
     def lose(self, verdict: Verdict) -> None:
         """Tell all nodes of a lost rank. ``verdict`` ends the job if that is one too many."""
         if self.over:
             return
         try:
-            self._exchange.lose(json.dumps(verdict._asdict()))
+            self._exchange.watch.lose(json.dumps(verdict._asdict()))
         except PycollError as error:
             self._judge(_verdict_of(str(error)))
 
@@ -425,7 +420,7 @@ def enter_meeting(options: NodeOptions, deadline: Deadline) -> StoreExchange:
             options.listener, options.address, *place, options.nodes, deadline, NODES
         )
     if options.targets:
-        store = Place(options.address, options.targets, party=NODES)
+        store = StoreAddress(options.address, options.targets, party=NODES)
         return StoreExchange(store, *place, options.node, options.nodes, deadline)
     return join_store(options.address, *place, options.node, options.nodes, deadline, party=NODES)
 

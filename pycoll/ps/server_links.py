@@ -22,7 +22,7 @@ from pycoll.bootstrap.connect import connect
 from pycoll.bootstrap.deadline import Deadline
 from pycoll.bootstrap.joining import Joined
 from pycoll.bootstrap.rendezvous.exchange import Exchange
-from pycoll.bootstrap.rendezvous.meeting import Meeting, offer, place_of
+from pycoll.bootstrap.rendezvous.meeting import Meeting, address_of, offer
 from pycoll.bootstrap.rendezvous.store import StoreExchange, join_unix, serve_store
 from pycoll.comm.communicator import Communicator
 from pycoll.config import WORKER, Config
@@ -237,7 +237,7 @@ class Connector(NamedTuple):
 
     def _meet(self, host: int, key: bytes, job: str, limit: Deadline) -> StoreExchange:
         """Meet a host of another machine, which serves its guests one after another."""
-        where = place_of(self.meetings[host], self.config)
+        where = address_of(self.meetings[host], self.config)
         while True:
             try:
                 return StoreExchange(where, key, job, 1, 2, limit)

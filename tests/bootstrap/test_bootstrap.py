@@ -348,10 +348,11 @@ def test_two_ranks_0_at_a_unix_socket_are_named() -> None:
 
 
 def test_another_user_s_process_is_turned_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    import pycoll.bootstrap.rendezvous.store as store_module
+    from pycoll.bootstrap.rendezvous import store, store_connection
 
-    job, real = f"test user {os.getpid()}", store_module.peer_of
-    monkeypatch.setattr(store_module, "peer_of", lambda sock: (real(sock)[0], os.geteuid() + 1))
+    job, real = f"test user {os.getpid()}", store.peer_of
+    for module in (store, store_connection):
+        monkeypatch.setattr(module, "peer_of", lambda sock: (real(sock)[0], os.geteuid() + 1))
 
     def one(rank: int) -> Any:
         return join_unix(job, rank, 2, Deadline(1.0))

@@ -19,7 +19,7 @@ from pycoll.bootstrap.discovery.network import listen_in_range
 from pycoll.bootstrap.forks import end_with_process
 from pycoll.bootstrap.joining import Joined, connect_and_close
 from pycoll.bootstrap.rendezvous.exchange import Exchange, SoloExchange
-from pycoll.bootstrap.rendezvous.meeting import Meeting, offer, place_of
+from pycoll.bootstrap.rendezvous.meeting import Meeting, address_of, offer
 from pycoll.bootstrap.rendezvous.store import StoreExchange, serve_store
 from pycoll.config import RANKS_MAX, Config
 
@@ -107,11 +107,11 @@ class Regrouping:
             raise errors.InvalidArgumentError(
                 f"handles[0] is no handle of this backend: {error}"
             ) from None
-        place = place_of(meeting, self.config)
+        address = address_of(meeting, self.config)
         refused = False
         while not (refused and deadline.passed()):
             try:
-                return StoreExchange(place, meeting.secret, job, rank, size, deadline)
+                return StoreExchange(address, meeting.secret, job, rank, size, deadline)
             except errors.InvalidArgumentError:
                 # The first member may still wait in an earlier meeting, for a rank that is lost.
                 refused = True

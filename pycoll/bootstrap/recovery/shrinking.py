@@ -198,7 +198,7 @@ class Successor:
         if rank == 0:
             # The store owns its listener, and the caller closes the other one.
             return serve_store(listener.dup(), "shrink", key, job, size, limit)
-        from pycoll.bootstrap.rendezvous.meeting import Meeting, place_of
+        from pycoll.bootstrap.rendezvous.meeting import Meeting, address_of
 
         try:
             meeting = Meeting.from_bytes(roll.offer.encode())
@@ -206,7 +206,7 @@ class Successor:
             raise errors.TransportError(
                 f"an unreadable meeting place: {error}", operation=_OPERATION
             ) from None
-        return StoreExchange(place_of(meeting, config), key, job, rank, size, limit)
+        return StoreExchange(address_of(meeting, config), key, job, rank, size, limit)
 
     def _connect(
         self, exchange: Exchange, config: Config, name: str, tuning: str, limit: Deadline

@@ -21,7 +21,7 @@ from pycoll import errors
 from pycoll.bootstrap.deadline import Deadline
 from pycoll.bootstrap.discovery.network import listen_in_range
 from pycoll.bootstrap.forks import end_with_process
-from pycoll.bootstrap.rendezvous.meeting import Meeting, offer, place_of
+from pycoll.bootstrap.rendezvous.meeting import Meeting, address_of, offer
 from pycoll.bootstrap.rendezvous.store import StoreExchange, serve_store
 from pycoll.config import Config
 
@@ -74,8 +74,8 @@ def meet(
             # The store owns the listener from here on.
             mine, listener = listener, None
             return serve_store(mine, text, meeting.secret, "", size, deadline)
-        place = place_of(meeting, config)
-        return StoreExchange(place, meeting.secret, "", rank, size, deadline)
+        address = address_of(meeting, config)
+        return StoreExchange(address, meeting.secret, "", rank, size, deadline)
     finally:
         if listener is not None:
             listener.close()

@@ -13,7 +13,7 @@ from pycoll import errors
 from pycoll.bootstrap.dial import Candidate, order_candidates, probe, routes_to
 from pycoll.bootstrap.discovery.host import machine_identity
 from pycoll.bootstrap.discovery.network import interfaces
-from pycoll.bootstrap.rendezvous.store import Place
+from pycoll.bootstrap.rendezvous.store_connection import StoreAddress
 from pycoll.config import Config
 from pycoll.untrusted import json_object, read_json
 
@@ -80,7 +80,7 @@ def offer(config: Config, listener: socket.socket, secret: bytes | None = None) 
     return Meeting(made, machine_identity(), tuple(candidates))
 
 
-def place_of(meeting: Meeting, config: Config) -> Place:
+def address_of(meeting: Meeting, config: Config) -> StoreAddress:
     """Return the serving rank's addresses, those that answer first. Raises TransportError if none
     can be used from here."""
     mine = interfaces(config.interfaces)
@@ -97,7 +97,7 @@ def place_of(meeting: Meeting, config: Config) -> Place:
     if len(usable) > 1:
         answered = [route.target for route in probe(routes_to(usable, mine))]
         usable = sorted(usable, key=lambda one: one not in answered)
-    return Place(f"its addresses ({offered})", targets_of(usable))
+    return StoreAddress(f"its addresses ({offered})", targets_of(usable))
 
 
 def targets_of(candidates: Sequence[Candidate]) -> list[tuple[int, Any]]:

@@ -95,6 +95,7 @@ class StoreServer:
         key: bytes,
         job_id: str,
         host: str,
+        *,
         once: bool = False,
         trust: Trust = lambda sock: True,
         party: Party = RANKS,

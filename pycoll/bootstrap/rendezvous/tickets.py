@@ -9,7 +9,7 @@ from typing import Any
 
 from pycoll import errors
 from pycoll.bootstrap.deadline import Deadline
-from pycoll.bootstrap.rendezvous.meeting import Meeting, place_of
+from pycoll.bootstrap.rendezvous.meeting import Meeting, address_of
 from pycoll.bootstrap.rendezvous.store import StoreExchange
 from pycoll.config import RANKS_MAX, Config
 from pycoll.untrusted import json_object, read_json
@@ -53,4 +53,4 @@ def meet_at(
     meeting: Meeting, rank: int, size: int, config: Config, deadline: Deadline
 ) -> StoreExchange:
     """Return the exchange of a rank other than 0, old or new."""
-    return StoreExchange(place_of(meeting, config), meeting.secret, JOB, rank, size, deadline)
+    return StoreExchange(address_of(meeting, config), meeting.secret, JOB, rank, size, deadline)

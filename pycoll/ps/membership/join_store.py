@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from pycoll import __version__
 from pycoll.bootstrap.deadline import Deadline
 from pycoll.bootstrap.discovery.network import listen_in_range
-from pycoll.bootstrap.rendezvous.meeting import Meeting, offer, place_of
+from pycoll.bootstrap.rendezvous.meeting import Meeting, address_of, offer
 from pycoll.bootstrap.rendezvous.store import StoreExchange
 from pycoll.config import Config
 from pycoll.errors import InvalidArgumentError, PeerLostError, PycollError, TimeoutError
@@ -123,9 +123,9 @@ def _request_admission(
     """Send the request to a server, and return its answer."""
     job = rendezvous_name(name)
     while True:
-        place = place_of(meeting, config)
+        address = address_of(meeting, config)
         try:
-            exchange = StoreExchange(place, meeting.secret, job, 1, 2, limit)
+            exchange = StoreExchange(address, meeting.secret, job, 1, 2, limit)
         except TimeoutError as error:
             raise TimeoutError(
                 f"no server of store {name} answers within {limit.seconds:g} s: the store has "

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from pycoll.bootstrap.deadline import Deadline
-from pycoll.bootstrap.rendezvous.meeting import Meeting, place_of
+from pycoll.bootstrap.rendezvous.meeting import Meeting, address_of
 from pycoll.bootstrap.rendezvous.store import StoreExchange
 from pycoll.errors import PycollError
 from pycoll.ps.membership.newcomers import Newcomer, make_ticket
@@ -66,7 +66,7 @@ class StoreContext(NamedTuple):
         while not has_finished() and not limit.passed():
             try:
                 meeting = Meeting.from_bytes(newcomer.meeting.encode())
-                address = place_of(meeting, self.connector.config)
+                address = address_of(meeting, self.connector.config)
                 StoreExchange(address, key, job, 1, 2, limit.within(_ATTEMPT_S)).abandon()
                 return
             except (PycollError, OSError, ValueError):

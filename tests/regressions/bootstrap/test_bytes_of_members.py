@@ -6,7 +6,6 @@ from __future__ import annotations
 import functools
 import json
 import random
-import socket
 import struct
 import time
 from collections.abc import Callable
@@ -22,7 +21,8 @@ from pycoll.bootstrap.deadline import Deadline
 from pycoll.bootstrap.discovery.network import listen_tcp, resolve
 from pycoll.bootstrap.rendezvous.exchange import MemoryExchange
 from pycoll.bootstrap.rendezvous.frames import GATHER_HEAD, HEAD, SHARE_HEAD, Kind, frame
-from pycoll.bootstrap.rendezvous.store import Place, StoreExchange, join_store
+from pycoll.bootstrap.rendezvous.store import join_store
+from pycoll.bootstrap.rendezvous.store_connection import StoreAddress, StoreConnection
 from pycoll.bootstrap.rendezvous.store_server import StoreServer
 from pycoll.config import Config
 
@@ -60,23 +60,12 @@ FOLLOWS = {
 }
 
 
-class _Raw(StoreExchange):
+def admitted(port: int, first: bytes, rank: int = 2) -> StoreConnection:
     """A member that is admitted and then says what ``first`` holds."""
-
-    first = b""
-
-    def _send(self, data: bytes) -> None:
-        super()._send(self.first)
-
-    @property
-    def sock(self) -> socket.socket:
-        return self._sock
-
-
-def admitted(port: int, first: bytes, rank: int = 2) -> _Raw:
-    kind = type("Raw", (_Raw,), {"first": first})
-    place = Place("here", resolve("127.0.0.1", port), launcher=True)
-    return kind(place, SECRET.encode(), "j", rank, 3, Deadline(20))
+    store = StoreAddress("here", resolve("127.0.0.1", port), launcher=True)
+    connection = StoreConnection(store, SECRET.encode(), "j", rank, Deadline(20))
+    connection.send(first)
+    return connection
 
 
 def told_to_honest(first: bytes) -> list[Any]:
@@ -102,7 +91,7 @@ def told_to_honest(first: bytes) -> list[Any]:
         raw = admitted(port, first)
         raw.sock.settimeout(20)
         assert raw.sock.recv(4096), "the culprit is told as well"
-        raw.abandon()
+        raw.sock.close()
 
     try:
         jobs: list[Callable[[], Any]] = [
@@ -151,7 +140,7 @@ def test_no_random_bytes_end_the_store() -> None:
                 data[:4] = struct.pack("<I", prng.choice([0, 1, 2**31, 2**32 - 1]))
             if prng.random() < 0.3:
                 del data[prng.randrange(len(data)) :]
-            admitted(port, bytes(data), rank=prng.randrange(5)).abandon()
+            admitted(port, bytes(data), rank=prng.randrange(5)).sock.close()
             assert server._loop._thread.is_alive(), f"seed {seed}"
     finally:
         server.close()
