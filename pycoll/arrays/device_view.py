@@ -47,6 +47,7 @@ class DeviceView:
         shape: Shape,
         strides: Shape | None,
         dtype: int,
+        *,
         writable: bool,
         owner: Any,
         ordinal: int | None = None,
@@ -130,9 +131,9 @@ def view_of_interface(x: Any, name: str, ordinal: int | None = None) -> DeviceVi
         tuple(int(n) for n in facts["shape"]),
         facts.get("strides"),
         dtype_of(name, np.dtype(typestr) if dtype is None else dtype),
-        not is_read_only,
-        x,
-        ordinal,
+        writable=not is_read_only,
+        owner=x,
+        ordinal=ordinal,
     )
 
 

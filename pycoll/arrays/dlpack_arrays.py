@@ -91,7 +91,15 @@ class _OnDevice(CudaInterface):
         )
         order = functools.partial(_order_by_dlpack, x, name)
         return DeviceView(
-            name, address, shape, strides, dtype, writable, (x, owner), ordinal, order
+            name,
+            address,
+            shape,
+            strides,
+            dtype,
+            writable=writable,
+            owner=(x, owner),
+            ordinal=ordinal,
+            order=order,
         )
 
 

@@ -121,7 +121,17 @@ def _device_view(x: Any, name: str, writable: bool) -> DeviceView:
         _capsule_of(x, name, None), name
     )
     order = functools.partial(_order, x, name)
-    return DeviceView(name, address, shape, strides, dtype, writable, (x, owner), ordinal, order)
+    return DeviceView(
+        name,
+        address,
+        shape,
+        strides,
+        dtype,
+        writable=writable,
+        owner=(x, owner),
+        ordinal=ordinal,
+        order=order,
+    )
 
 
 def _order(x: Any, name: str, stream: int) -> None:

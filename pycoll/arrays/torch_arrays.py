@@ -106,7 +106,7 @@ def _device_view(x: Any, dtypes: dict[Any, int], name: str) -> DeviceView:
         tuple(x.shape),
         tuple(stride * item for stride in x.stride()),
         DType(dtypes[x.dtype]),
-        True,
-        x,
-        x.device.index,
+        writable=True,
+        owner=x,
+        ordinal=x.device.index,
     )

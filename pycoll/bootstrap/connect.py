@@ -264,9 +264,9 @@ class _Rounds:
             self._identities,
             kinds,
             self._config,
-            self._key,
-            self._name,
-            self._makers,
+            key=self._key,
+            communicator_id=self._name,
+            factories=self._makers,
         )
         return links.listen()
 

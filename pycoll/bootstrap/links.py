@@ -49,6 +49,7 @@ class Links:
         identities: Sequence[Identity],
         kinds: Mapping[int, str],
         config: Config,
+        *,
         key: bytes,
         communicator_id: str,
         factories: Mapping[str, Callable[..., Any]],

@@ -472,11 +472,11 @@ class Core(_core.Calls):
                 self._names,
                 self._host,
                 self._identity,
-                self._device_memory_max,
-                self._device_protocol,
-                self._device_rdma,
-                self._gather_blobs,
-                self._wires,
+                memory_max=self._device_memory_max,
+                protocol=self._device_protocol,
+                direct=self._device_rdma,
+                exchange=self._gather_blobs,
+                wires=self._wires,
             )
         return self._devices
 

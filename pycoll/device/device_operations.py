@@ -105,6 +105,7 @@ class Devices:
         names: Sequence[str],
         host: str,
         group: str,
+        *,
         memory_max: int,
         protocol: str,
         direct: bool,
