@@ -165,6 +165,10 @@ class Config(NamedTuple):
     shared_arrays: bool = False
     cpu_balancing: bool = True
     deferred_steps: bool = True
+    other_backends: bool = True
+    compiler_rule: bool = True
+    jax_cluster: bool = True
+    mpi_watch: bool = True
     store_checks: bool = False
     server_silence_s: int = 30
     role: str = WORKER
@@ -339,6 +343,33 @@ SETTINGS: tuple[Setting, ...] = (
         "(docs/process-wide.md); 0: step() steps all parameters",
     ),
     Setting(
+        "PYCOLL_OTHER_BACKENDS",
+        "other_backends",
+        _boolean,
+        "1: a process group of torch hands tensors on a device to the backend that its backend "
+        "string names (docs/process-wide.md); 0: pycoll serves all devices",
+    ),
+    Setting(
+        "PYCOLL_COMPILER_RULE",
+        "compiler_rule",
+        _boolean,
+        "1: torch.compile does not trace pycoll (docs/process-wide.md); 0: it does",
+    ),
+    Setting(
+        "PYCOLL_JAX_CLUSTER",
+        "jax_cluster",
+        _boolean,
+        "1: jax.distributed.initialize() asks pycoll run for its ranks (docs/process-wide.md); "
+        "0: the program passes them",
+    ),
+    Setting(
+        "PYCOLL_MPI_WATCH",
+        "mpi_watch",
+        _boolean,
+        "1: an import of mpi4py.MPI after joining by PMIx on several hosts is bounded "
+        "(docs/process-wide.md); 0: it may wait for ever",
+    ),
+    Setting(
         "PYCOLL_STORE_CHECKS",
         "store_checks",
         _boolean,
@@ -361,6 +392,18 @@ SETTINGS: tuple[Setting, ...] = (
 )
 
 _BY_NAME = {setting.variable: setting for setting in SETTINGS}
+
+
+def is_on(field: str) -> bool:
+    """Return a switch of the environment, for a feature that begins outside of ``init()``.
+
+    ``field``: of the ``Config``. The default holds where the environment has an error, which
+    ``init()`` raises.
+    """
+    try:
+        return bool(getattr(Config.read(), field))
+    except InvalidArgumentError:
+        return bool(getattr(Config(), field))
 
 
 def _unknown(name: str) -> str:

@@ -211,13 +211,13 @@ def imported(text: str) -> set[str]:
 
 
 #: What each room of pycoll may import of the others, lazily or not. An arrow never points up.
-EVERYBODY = {"errors", "types", "config", "untrusted", "foreign_words"}
+EVERYBODY = {"errors", "types", "config", "untrusted", "foreign_words", "doors"}
 ROOMS = {
     "schedule": {"errors"},
     "algorithms": {"errors", "schedule"},
     "plan": {"schedule"},
     "cost": {"errors", "config", "untrusted", "schedule", "algorithms"},
-    "bootstrap": {"errors", "config", "untrusted"},
+    "bootstrap": {"errors", "config", "untrusted", "doors"},
     "arrays": EVERYBODY | {"_core"},
     "compress": EVERYBODY | {"_core", "ops", "arrays"},
     "device": EVERYBODY | {"_core", "ops", "schedule", "plan", "arrays", "bootstrap"},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pycoll.config import PREFIX, SETTINGS, Config, describe
+from pycoll.config import PREFIX, SETTINGS, Config, describe, is_on
 from pycoll.errors import InvalidArgumentError
 
 SECRET = "0123456789abcdef"
@@ -41,6 +41,10 @@ GOOD = [
     ("PYCOLL_DEVICE_RDMA", "0", "device_rdma", False),
     ("PYCOLL_SHARED_ARRAYS", "1", "shared_arrays", True),
     ("PYCOLL_CPU_BALANCING", "0", "cpu_balancing", False),
+    ("PYCOLL_OTHER_BACKENDS", "0", "other_backends", False),
+    ("PYCOLL_COMPILER_RULE", "0", "compiler_rule", False),
+    ("PYCOLL_JAX_CLUSTER", "0", "jax_cluster", False),
+    ("PYCOLL_MPI_WATCH", "0", "mpi_watch", False),
     ("PYCOLL_STORE_CHECKS", "1", "store_checks", True),
 ]
 
@@ -141,3 +145,11 @@ def test_an_unset_variable_is_described_by_a_dash() -> None:
     rows = {row.variable: row for row in describe()}
     assert rows["PYCOLL_RANK"].value == "-"
     assert rows["PYCOLL_TIMEOUT_S"].value == rows["PYCOLL_TIMEOUT_S"].default == "300"
+
+
+def test_a_switch_is_read_outside_of_init(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert is_on("mpi_watch") and not is_on("store_checks")
+    monkeypatch.setenv("PYCOLL_MPI_WATCH", "0")
+    assert not is_on("mpi_watch")
+    monkeypatch.setenv("PYCOLL_RNAK", "1")
+    assert is_on("mpi_watch"), "init() raises the error"

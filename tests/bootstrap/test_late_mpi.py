@@ -5,10 +5,13 @@ A package of this test stands for mpi4py: its MPI "begins" when its module is ex
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
 from pathlib import Path
+
+import pytest
 
 PROGRAM = """
 import sys, warnings
@@ -25,15 +28,18 @@ print("imported")
 """
 
 
-def run(folder: Path, begin: str, rank: int, seconds: float) -> subprocess.CompletedProcess[str]:
+def run(
+    folder: Path, begin: str, rank: int, seconds: float, first: str = "", **environ: str
+) -> subprocess.CompletedProcess[str]:
     package = folder / "mpi4py"
     package.mkdir()
     (package / "__init__.py").write_text("")
     (package / "MPI.py").write_text(f"import time\n{begin}\nbegun = True\n")
     script = folder / "program.py"
-    script.write_text(PROGRAM.format(rank=rank, seconds=seconds))
+    script.write_text(first + PROGRAM.format(rank=rank, seconds=seconds))
     line = [sys.executable, str(script)]
-    return subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
+    env = {**os.environ, **environ}
+    return subprocess.run(line, capture_output=True, text=True, timeout=60, check=False, env=env)
 
 
 def test_an_mpi_that_begins_in_time_is_warned_about_once(tmp_path: Path) -> None:
@@ -65,3 +71,16 @@ def test_an_mpi_that_ignores_the_signal_is_killed(tmp_path: Path) -> None:
 def test_an_import_that_fails_is_not_hidden(tmp_path: Path) -> None:
     done = run(tmp_path, "raise OSError('no MPI here')", 1, 30)
     assert "OSError: no MPI here" in done.stderr
+
+
+def test_the_watch_is_a_choice(tmp_path: Path) -> None:
+    done = run(tmp_path, "", 0, 30, PYCOLL_MPI_WATCH="0")
+    assert (done.stdout, done.stderr) == ("imported\n", "")
+
+
+@pytest.mark.parametrize("program", ["/bin/false", "/none", "/bin/echo"])
+def test_a_watcher_that_does_not_start_is_told_once(program: str, tmp_path: Path) -> None:
+    done = run(tmp_path, "", 3, 30, first=f"import sys; sys.executable = {program!r}\n")
+    assert done.stdout == "imported\n", done.stderr
+    assert done.stderr.count("Warning") == 1
+    assert "watched imports of mpi4py.MPI are off, since their self-test fails" in done.stderr

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from harness import python
 
 pytest.importorskip("jax")
 
@@ -122,3 +123,39 @@ def test_without_the_launcher_nothing_is_detected(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("PYCOLL_STORE", "launcher")
     assert ours.is_env_present()
     assert (ours.get_process_count(), ours.get_process_id()) == (2, 1)
+
+
+FIRST_OF_LIST = """
+import warnings
+import jax._src.clusters as clusters
+{first}
+with warnings.catch_warnings(record=True) as told:
+    warnings.simplefilter("always")
+    from pycoll.jax import cluster
+    cluster.register()
+known = getattr(clusters.ClusterEnv, "_cluster_types", [])
+print("first", *(one.name for one in known[:1] if one.name == "pycoll"))
+for one in told:
+    print("told", one.category.__name__, one.message)
+"""
+
+
+@pytest.mark.parametrize(
+    ("first", "setting", "said"),
+    [
+        ("", "1", "first pycoll"),
+        ("", "0", "first"),
+        ("del clusters.ClusterEnv.get_process_id", "1", "has no get_process_id"),
+        ("del clusters.ClusterEnv._cluster_types", "1", "AttributeError"),
+        ("import jax; jax.__version__ = '0.4.1'", "1", "jax 0.4.1 is too old; tested versions"),
+    ],
+)
+def test_the_list_of_jax_has_a_door(first: str, setting: str, said: str) -> None:
+    code = FIRST_OF_LIST.format(first=first)
+    lines = python(code, PYCOLL_JAX_CLUSTER=setting, JAX_PLATFORMS="cpu").splitlines()
+    if not first:
+        assert lines == [said]
+        return
+    found, warning = lines
+    assert found == "first" and warning.startswith("told RuntimeWarning answers of pycoll run to")
+    assert said in warning and "Pass num_processes= and process_id=" in warning

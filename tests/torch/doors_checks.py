@@ -49,6 +49,8 @@ BREAKS: dict[str, Callable[[], Any]] = {
     "no counter": lambda: delattr(torch._C, "_storage_Use_Count"),
     "a counter that misses users": lambda: setattr(torch._C, "_storage_Use_Count", lambda one: 2),
     "no backward pass": lambda: setattr(torch._C, "_current_graph_task_id", lambda: -1),
+    "no other backends": lambda: os.environ.update(PYCOLL_OTHER_BACKENDS="0"),
+    "an old torch": lambda: setattr(torch, "__version__", "2.12.9+cpu"),
     "no further backends": lambda: delattr(dist.ProcessGroup, "_register_backend"),
 }
 
@@ -88,18 +90,33 @@ def train(rank: int, size: int, address: str, secret: str) -> list[str]:
     return lines
 
 
-def reduce(rank: int, size: int, address: str, secret: str) -> list[str]:
-    """Reduce gradients of DistributedDataParallel, whose values are known, in two groups."""
-    os.environ["PYCOLL_SHARED_ARRAYS"] = "1"
+def _init_group(backend: str, rank: int, size: int, address: str) -> None:
     host, port = address.split(":")
     store = dist.TCPStore(host, int(port), size, rank == 0)
     dist.init_process_group(
-        "pycoll",
+        backend,
         store=store,
         rank=rank,
         world_size=size,
         timeout=datetime.timedelta(seconds=TIMEOUT_S),
     )
+
+
+def backends(rank: int, size: int, address: str, secret: str) -> list[str]:
+    """Ask a group for its backend for tensors on another device."""
+    _init_group("cpu:pycoll,meta:gloo", rank, size, address)
+    group: Any = dist.group.WORLD
+    found = group.backend_for("meta")
+    lines = [f"for meta {found and type(found).__name__}"]
+    dist.barrier()
+    dist.destroy_process_group()
+    return lines
+
+
+def reduce(rank: int, size: int, address: str, secret: str) -> list[str]:
+    """Reduce gradients of DistributedDataParallel, whose values are known, in two groups."""
+    os.environ["PYCOLL_SHARED_ARRAYS"] = "1"
+    _init_group("pycoll", rank, size, address)
     dist.new_group()
     net = torch.nn.Linear(WIDTH, WIDTH).double()
     model = DistributedDataParallel(net, gradient_as_bucket_view=True)
@@ -133,7 +150,8 @@ def run_rank(
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         try:
-            lines = {"train": train, "reduce": reduce}[program](rank, size, address, secret)
+            run = {"train": train, "reduce": reduce, "backends": backends}[program]
+            lines = run(rank, size, address, secret)
         except Exception:
             lines = [traceback.format_exc()]
     lines += [f"told {one.category.__name__}: {one.message}" for one in told]

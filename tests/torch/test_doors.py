@@ -17,7 +17,7 @@ from harness import free_port, python
 from torch_processes import run_ranks
 
 from pycoll import _core
-from pycoll.torch.internals import TESTED
+from pycoll.doors import TORCH_TESTED as TESTED
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SIZE = 2
@@ -33,6 +33,22 @@ with warnings.catch_warnings(record=True) as told:
     pycoll.local_world(1)[0].close()
 for one in told:
     print("told", one.category.__name__, one.message)
+"""
+#: torch, as far as the watch of imports knows it, with the rules that were added.
+RULE_WATCHED = """
+import sys, tempfile, pathlib
+folder = pathlib.Path(tempfile.mkdtemp(), "torch", "_dynamo")
+folder.mkdir(parents=True)
+(folder.parent / "__init__.py").write_text("__version__ = '2.13.0'")
+(folder / "__init__.py").write_text("")
+(folder / "trace_rules.py").write_text(
+    "import re\\nadded = []\\nadd = added.append\\nSKIP_DIRS_RE = re.compile('.*')"
+)
+sys.path.insert(0, str(folder.parent.parent))
+import pycoll.comm.world
+from torch._dynamo import trace_rules
+print(trace_rules.added)
+print(any(type(one).__module__ == "pycoll.comm.dynamo" for one in sys.meta_path))
 """
 #: A library that refuses to set affinities, in front of the C library.
 NO_AFFINITY = """
@@ -66,9 +82,9 @@ def said_by_ranks(program: str, how: str, folder: Path) -> list[str]:
     return [(folder / str(rank)).read_text() for rank in range(SIZE)]
 
 
-def warning_of(said: str) -> str:
-    """The only warning of a rank about a self-test."""
-    mine = [line for line in said.splitlines() if "self-test" in line and line.startswith("told")]
+def warning_of(said: str, why: str = "self-test") -> str:
+    """The only warning of a rank about a self-test, or about an old version."""
+    mine = [line for line in said.splitlines() if why in line and line.startswith("told")]
     assert len(mine) == 1 and mine[0].startswith("told RuntimeWarning: "), said
     assert all(version in mine[0] for version in TESTED), mine
     return mine[0].removeprefix("told RuntimeWarning: ")
@@ -129,10 +145,47 @@ def test_other_backends_go_off_with_one_warning(tmp_path: Path) -> None:
         assert text.startswith("other backends than pycoll in a process group are off"), said
 
 
+@pytest.mark.parametrize(
+    ("program", "feature", "line"),
+    [
+        ("train", "deferred steps", "deferred False"),
+        ("reduce", "swapped torch storages", "shared False"),
+        ("backends", "other backends than pycoll in a process group", "for meta None"),
+    ],
+)
+def test_an_older_torch_closes_every_door(
+    program: str, feature: str, line: str, tmp_path: Path
+) -> None:
+    for said in said_by_ranks(program, "an old torch", tmp_path):
+        assert line in said and "equal False" not in said, said
+        text = warning_of(said, feature)
+        assert text.startswith(f"{feature} are off, since torch 2.12.9+cpu is too old;"), said
+
+
+@pytest.mark.parametrize(
+    ("how", "backend"), [("nothing", "ProcessGroup"), ("no other backends", "None")]
+)
+def test_other_backends_are_a_choice(how: str, backend: str, tmp_path: Path) -> None:
+    for said in said_by_ranks("backends", how, tmp_path):
+        assert said.splitlines()[0] == f"for meta {backend}" and "told" not in said, said
+
+
 def test_a_rule_without_effect_is_told() -> None:
     said = python(RULE_BREAK)
     assert said.count("told") == 1, said
     assert "torch.compile traces pycoll" in said and "the rule has no effect" in said, said
+    assert "told" not in python(RULE_BREAK, PYCOLL_COMPILER_RULE="0")
+
+
+def test_the_rule_is_a_choice() -> None:
+    """With a module in the place of torch's, which the watch of imports would find."""
+    said = {setting: python(RULE_WATCHED, PYCOLL_COMPILER_RULE=setting).split() for setting in "01"}
+    assert said == {"0": ["[]", "False"], "1": ["['pycoll']", "False"]}
+
+
+def test_the_rule_is_off_for_an_older_torch() -> None:
+    said = python(RULE_WATCHED.replace("2.13.0", "2.12.9"))
+    assert said.split() == ["[]", "False"], said
 
 
 def test_cpu_balancing_goes_off_with_one_warning(tmp_path: Path) -> None:

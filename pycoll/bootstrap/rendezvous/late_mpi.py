@@ -7,7 +7,8 @@ begins MPI and keeps the interpreter's lock meanwhile, so a process of its own w
 If it takes longer than ``init()`` may take, the watcher tells the reason and ends this process, and
 the launcher ends the job.
 
-An MPI that begins in another way, such as by a C library, is not watched.
+An MPI that begins in another way, such as by a C library, is not watched. With
+``PYCOLL_MPI_WATCH=0`` none is. This module uses the import system of Python, and no name of mpi4py.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import select
 import subprocess
 import sys
 import warnings
@@ -24,28 +26,37 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 from pycoll.bootstrap.discovery.loaded_mpi import mpi_has_begun
+from pycoll.config import is_on
+from pycoll.doors import Door, expect
 
 _MODULE = "mpi4py.MPI"
-#: The program of the watcher. Its arguments are the process to end, the seconds, and the text. Its
-#: input ends when the import ends, or this process.
+#: The program of the watcher. Its arguments are the process to end, the seconds, and the text. It
+#: writes one byte when it watches. Its input ends when the import ends, or this process.
 _WATCHER = """
 import os, select, signal, sys
 pid, seconds, text = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3]
+os.write(1, b"1")
 if not select.select([0], [], [], seconds)[0]:
     os.write(2, text.encode())
     os.kill(pid, signal.SIGTERM)
     if not select.select([0], [], [], 5)[0]:
         os.kill(pid, signal.SIGKILL)
 """
+#: The longest wait for that byte.
+_STARTING_S = 10.0
 _ADVICE = "import mpi4py.MPI before pycoll.init(), on all ranks"
 
 
 def watch_late_mpi(rank: int, seconds: float) -> None:
     """Watch the first import of mpi4py.MPI, which may take ``seconds``.
 
-    Nothing happens if MPI has begun, or if the import is watched already. Rank 0 warns when the
-    import begins. Only this rank's process is ended, by SIGTERM and then by SIGKILL.
+    Nothing happens if ``PYCOLL_MPI_WATCH`` is 0, if MPI has begun, or if the import is watched
+    already. Rank 0 warns when the import begins. Only this rank's process is ended, by SIGTERM and
+    then by SIGKILL. Where the watcher does not start, one warning says so, and the import is not
+    bounded.
     """
+    if not is_on("mpi_watch"):
+        return
     watched = any(isinstance(finder, _Finder) for finder in sys.meta_path)
     if not watched and _MODULE not in sys.modules and not mpi_has_begun():
         # The finders of mpi4py stand behind it.
@@ -109,9 +120,30 @@ class _WatchedLoader(Loader):
             "joined before it, by PMIx on several hosts, where some versions of PMIx then let "
             f"MPI_Init wait for ever. This process ends now: {_ADVICE}\n"
         )
-        command = [sys.executable, "-I", "-S", "-c", _WATCHER]
         words = [str(os.getpid()), str(self._seconds), text]
-        # Without a watcher the import is not bounded, as it is without pycoll.
-        with contextlib.suppress(OSError):
-            return subprocess.Popen([*command, *words], stdin=subprocess.PIPE)
-        return None
+        started: list[subprocess.Popen[bytes]] = []
+        door = Door(
+            "watched imports of mpi4py.MPI",
+            lambda: started.append(_start(words)),
+            "The import may wait for ever.",
+            "mpi4py",
+            (),
+        )
+        return started[0] if door.is_open() else None
+
+
+def _start(words: list[str]) -> subprocess.Popen[bytes]:
+    """Start the watcher. Raise unless it watches."""
+    watcher = subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", _WATCHER, *words],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert watcher.stdout is not None
+    ready = bool(select.select([watcher.stdout], [], [], _STARTING_S)[0])
+    if not ready or watcher.stdout.read(1) != b"1":
+        watcher.kill()
+        watcher.communicate()
+        expect(False, "the watcher does not start")
+    watcher.stdout.close()
+    return watcher

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from pycoll.torch.internals import Door, expect
+from pycoll.doors import TORCH_TESTED, Door, expect
 
 NAME = "pycoll"
 
@@ -29,7 +29,8 @@ class Origin(NamedTuple):
 def named_backends(group: Any) -> dict[str, str]:
     """The backend names by type of device; {} for a group that torch has not made.
 
-    Also {} where the self-test of ``OTHER_BACKENDS`` fails.
+    Also {} where ``OTHER_BACKENDS`` is closed: by ``PYCOLL_OTHER_BACKENDS=0``, by the version of
+    torch, or by its self-test.
     """
     if not OTHER_BACKENDS.is_open():
         return {}
@@ -85,4 +86,7 @@ OTHER_BACKENDS = Door(
     "other backends than pycoll in a process group",
     _test,
     "pycoll serves the tensors of all devices.",
+    "torch",
+    TORCH_TESTED,
+    "other_backends",
 )

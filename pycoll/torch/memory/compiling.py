@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from pycoll.torch.internals import expect
+from pycoll.doors import expect
 
 #: Bound methods to be called before the first frame is compiled.
 _listeners: set[weakref.WeakMethod[Callable[[], None]]] = set()

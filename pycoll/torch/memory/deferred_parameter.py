@@ -24,7 +24,7 @@ from typing import Any, Protocol
 import torch
 from torch.nn import Parameter
 
-from pycoll.torch.internals import Door, expect
+from pycoll.doors import TORCH_TESTED, Door, expect
 from pycoll.torch.memory import compiling
 
 #: The attribute of a deferred parameter that holds its step.
@@ -223,5 +223,11 @@ def _test() -> None:
             expect(type(parameter) is Parameter, "a stepped parameter has another class")
 
 
-#: The door to deferred steps.
-DEFERRED = Door("deferred steps", _test, "With model=, step() steps all parameters at once.")
+#: The door to deferred steps. Each optimizer asks the setting ``deferred_steps`` itself.
+DEFERRED = Door(
+    "deferred steps",
+    _test,
+    "With model=, step() steps all parameters at once.",
+    "torch",
+    TORCH_TESTED,
+)

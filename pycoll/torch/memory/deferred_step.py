@@ -108,6 +108,8 @@ class Overlap:
             return
         if not DEFERRED.is_open():
             self.obstacle = f"the self-test fails with torch {torch.__version__}"
+            if DEFERRED.is_too_old():
+                self.obstacle = f"torch {torch.__version__} is older than the tested versions"
             return
         if has_compiled():
             _warn_of_compiled_code()

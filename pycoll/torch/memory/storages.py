@@ -15,7 +15,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from pycoll import _core
-from pycoll.torch.internals import Door, expect
+from pycoll.doors import TORCH_TESTED, Door, expect
 
 #: The number of remembered storages at which SharedStorages first drops expired ones.
 _FORGETTING_FROM = 64
@@ -51,7 +51,7 @@ class SharedStorages:
     memory into ordinary memory; the next reduction makes it shared again.
 
     Any thread may call, one at a time for each storage. No operation may be under way on the tensor
-    that is passed. Where the self-test of ``STORAGES`` fails, nothing moves.
+    that is passed. Where ``STORAGES`` is closed, nothing moves.
     """
 
     def __init__(self) -> None:
@@ -175,5 +175,11 @@ def _test_backward() -> None:
     expect(inside == [True], "torch does not report a backward pass")
 
 
-#: The door to swapped storages.
-STORAGES = Door("swapped torch storages", _test, "Tensors stay in ordinary memory and are copied.")
+#: The door to swapped storages. The switch is ``shared_arrays`` of the communicator.
+STORAGES = Door(
+    "swapped torch storages",
+    _test,
+    "Tensors stay in ordinary memory and are copied.",
+    "torch",
+    TORCH_TESTED,
+)
