@@ -176,7 +176,7 @@ std::shared_ptr<Mark> run_messages(const DeviceHandle& self, const PlanHandle& p
                                    const std::vector<MessageWords>& words, std::uintptr_t stream,
                                    bool on_stream, const std::vector<py::tuple>& before,
                                    const std::vector<py::tuple>& after) {
-  device::Messages messages{plan.image, {}};
+  device::P2PBatch messages{plan.image, {}};
   for (const auto& [sends, peer, tag, address, bytes] : words) {
     messages.all.push_back({sends, peer, tag, std::bit_cast<std::byte*>(address), bytes});
   }

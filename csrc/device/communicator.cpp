@@ -185,7 +185,7 @@ Status Communicator::launch_on_stream(const executor::CollectiveRequest& request
   return launch_job_on_stream({&request, lanes}, stream, done, copies);
 }
 
-Status Communicator::launch_messages(const Messages& messages, StreamHandle stream,
+Status Communicator::launch_messages(const P2PBatch& messages, StreamHandle stream,
                                      std::shared_ptr<Mark>* done, const Copies& copies) {
   const Membership& mine = options_.membership;
   executor::CollectiveRequest request;

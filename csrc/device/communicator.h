@@ -91,7 +91,7 @@ class Communicator {
                           const Copies& copies = {});
   // Launches messages behind the work that `stream` holds now: on `stream`, or on the device stream
   // if `done` is given. Only the ranks of the messages launch; other ranks take no part.
-  Status launch_messages(const Messages& messages, StreamHandle stream, std::shared_ptr<Mark>* done,
+  Status launch_messages(const P2PBatch& messages, StreamHandle stream, std::shared_ptr<Mark>* done,
                          const Copies& copies = {});
   // Lanes that a plan of messages may have.
   std::uint32_t message_lanes() const { return device::message_lanes(channels_->blocks()); }

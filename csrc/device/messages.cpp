@@ -17,32 +17,32 @@ struct Terms {
   std::uint32_t kind;  // differs from the terms of every collective
 };
 
-std::uint64_t agreement_of(const Message& message, std::uint32_t rank) {
+std::uint64_t agreement_of(const DeviceMessage& message, std::uint32_t rank) {
   const Terms terms{message.bytes, message.tag, message.sends ? rank : message.peer,
                     message.sends ? message.peer : rank, 0x6d657373};
   return hash_bytes(&terms, sizeof(terms));
 }
 
-std::uint64_t bytes_of(const Messages& messages, bool sends) {
+std::uint64_t bytes_of(const P2PBatch& messages, bool sends) {
   std::uint64_t bytes = 0;
-  for (const Message& one : messages.all) bytes += one.sends == sends ? one.bytes : 0;
+  for (const DeviceMessage& one : messages.all) bytes += one.sends == sends ? one.bytes : 0;
   return bytes;
 }
 
-std::size_t count_of(const Messages& messages, bool sends) {
-  return static_cast<std::size_t>(
-      std::count_if(messages.all.begin(), messages.all.end(),
-                    [&](const Message& one) { return one.sends == sends && one.bytes != 0; }));
+std::size_t count_of(const P2PBatch& messages, bool sends) {
+  return static_cast<std::size_t>(std::count_if(
+      messages.all.begin(), messages.all.end(),
+      [&](const DeviceMessage& one) { return one.sends == sends && one.bytes != 0; }));
 }
 
-std::uint32_t shares_of(const Message& message, std::uint32_t most) {
+std::uint32_t shares_of(const DeviceMessage& message, std::uint32_t most) {
   return static_cast<std::uint32_t>(
       std::clamp<std::uint64_t>(div_ceil(message.bytes, kBytesPerShare), 1, most));
 }
 
 // The message that a row moves; nullptr if there is none. A row to this rank itself is a send.
-const Message* find(const Messages& messages, const plan::Row& row, std::uint32_t size,
-                    std::uint32_t rank) {
+const DeviceMessage* find(const P2PBatch& messages, const plan::Row& row, std::uint32_t size,
+                          std::uint32_t rank) {
   const bool sends = row.chunk / size == rank;
   const std::uint32_t peer = sends ? row.chunk % size : row.chunk / size;
   const auto found = std::find_if(messages.all.begin(), messages.all.end(), [&](const auto& one) {
@@ -65,7 +65,7 @@ std::uint32_t message_shares(const Shape& shape, std::uint32_t blocks) {
   return std::clamp(blocks / message_lanes(blocks), 1u, shape.shares);
 }
 
-Status to_request(const Messages& messages, std::uint32_t size, std::uint32_t rank,
+Status to_request(const P2PBatch& messages, std::uint32_t size, std::uint32_t rank,
                   executor::CollectiveRequest* request) {
   const plan::Plan& plan = messages.plan->plan();
   if (plan.header->size != size || plan.header->rank != rank || plan.header->parts != 1) {
@@ -83,7 +83,7 @@ Status to_request(const Messages& messages, std::uint32_t size, std::uint32_t ra
   made.input.bytes = bytes_of(messages, true);
   made.output.bytes = bytes_of(messages, false);
   std::uint64_t end = 0;
-  for (const Message& one : messages.all) {
+  for (const DeviceMessage& one : messages.all) {
     const std::uint32_t from = one.sends ? rank : one.peer;
     const std::uint32_t to = one.sends ? one.peer : rank;
     made.counts[std::size_t{from} * size + to] = one.bytes;
@@ -98,10 +98,10 @@ Status to_request(const Messages& messages, std::uint32_t size, std::uint32_t ra
   return Status();
 }
 
-Status bind(const Messages& messages, const executor::CollectiveRequest& request,
+Status bind(const P2PBatch& messages, const executor::CollectiveRequest& request,
             const Shape& shape, std::uint32_t shares_max, Binding* binding) {
   Manner manner;
-  for (const Message& one : messages.all) {
+  for (const DeviceMessage& one : messages.all) {
     manner.shares = std::max(manner.shares, shares_of(one, shares_max));
   }
   // As if all sent messages were one array, and all received ones another.
@@ -113,7 +113,7 @@ Status bind(const Messages& messages, const executor::CollectiveRequest& request
   const plan::Plan& plan = request.plan->plan();
   made.longest = 1;
   for (std::size_t row = 0; row < plan.rows.size(); ++row) {
-    const Message& message = *find(messages, plan.rows[row], shape.size, plan.header->rank);
+    const DeviceMessage& message = *find(messages, plan.rows[row], shape.size, plan.header->rank);
     const std::uint32_t shares = shares_of(message, shares_max);
     ShareOffsets* offsets = &made.share_offsets[row * manner.shares];
     const ShareOffsets whole = offsets[0];
@@ -133,8 +133,8 @@ Status bind(const Messages& messages, const executor::CollectiveRequest& request
   return Status();
 }
 
-std::string to_text(const Messages& messages) {
-  const Message& first = messages.all.front();
+std::string to_text(const P2PBatch& messages) {
+  const DeviceMessage& first = messages.all.front();
   std::string text = std::string(first.sends ? "send" : "recv") + " of " +
                      std::to_string(first.bytes) + " bytes " + (first.sends ? "to" : "from") +
                      " rank " + std::to_string(first.peer) + ", tag " + std::to_string(first.tag);
@@ -142,10 +142,10 @@ std::string to_text(const Messages& messages) {
   return text + " and " + std::to_string(messages.all.size() - 1) + " more messages";
 }
 
-std::string key_of(const Messages& messages) {
+std::string key_of(const P2PBatch& messages) {
   const auto plan = reinterpret_cast<std::uintptr_t>(messages.plan.get());
   std::string key(reinterpret_cast<const char*>(&plan), sizeof(plan));
-  for (const Message& one : messages.all) {
+  for (const DeviceMessage& one : messages.all) {
     const std::uint64_t words[] = {std::uint64_t{one.peer} << 32 | one.tag, one.bytes};
     key.append(reinterpret_cast<const char*>(words), sizeof(words));
     key.push_back(one.sends ? 's' : 'r');

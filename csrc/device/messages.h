@@ -20,7 +20,7 @@
 
 namespace pycoll::device {
 
-struct Message {
+struct DeviceMessage {
   bool sends = false;
   std::uint32_t peer = 0;
   std::uint32_t tag = 0;
@@ -31,9 +31,9 @@ struct Message {
 // The messages of one launch: at most one in each direction per peer, in the order of blocks in an
 // all_to_all. Sends come first, by peer, then receives, by peer. A message to this rank itself is
 // in both.
-struct Messages {
+struct P2PBatch {
   std::shared_ptr<const plan::Image> plan;
-  std::vector<Message> all;
+  std::vector<DeviceMessage> all;
 };
 
 // Lanes that a plan of messages may have, and shares of a message, if `blocks` blocks may run at
@@ -43,15 +43,15 @@ std::uint32_t message_shares(const Shape& shape, std::uint32_t blocks);
 
 // Makes the request of a program for the messages. Its memory is `parts` where a direction has
 // several messages. kInvalidArgument where the messages do not match the plan.
-Status to_request(const Messages& messages, std::uint32_t size, std::uint32_t rank,
+Status to_request(const P2PBatch& messages, std::uint32_t size, std::uint32_t rank,
                   executor::CollectiveRequest* request);
 // As bind() of binding.h. Requires: to_request() made `request` of the messages.
-Status bind(const Messages& messages, const executor::CollectiveRequest& request,
+Status bind(const P2PBatch& messages, const executor::CollectiveRequest& request,
             const Shape& shape, std::uint32_t shares_max, Binding* binding);
 
 // For texts: "send of 12 bytes to rank 1, tag 3".
-std::string to_text(const Messages& messages);
+std::string to_text(const P2PBatch& messages);
 // Everything that a program of these messages depends on.
-std::string key_of(const Messages& messages);
+std::string key_of(const P2PBatch& messages);
 
 }  // namespace pycoll::device

@@ -40,7 +40,7 @@ struct LoadedProgram {
 struct Job {
   const executor::CollectiveRequest* request = nullptr;
   std::uint32_t lanes = 1;
-  const Messages* messages = nullptr;  // the messages that `request` was made of
+  const P2PBatch* messages = nullptr;  // the messages that `request` was made of
 };
 
 // One thread at a time, except name(), which any thread may call. Requires everywhere: the GPU's

@@ -170,7 +170,7 @@ struct Order {
     }
   }
 
-  static Storage stored(Key key) {
+  static Storage storage_of(Key key) {
     if constexpr (is_integer(dtype)) {
       if constexpr (dtype != DType::kUInt64) return static_cast<Storage>(key);
       return static_cast<Storage>(static_cast<std::uint64_t>(key) ^ (std::uint64_t{1} << 63));
@@ -222,8 +222,8 @@ struct Pairs {
   static void leave(void* array, const void* found, std::size_t groups, std::uint32_t /*ranks*/) {
     for (std::size_t i = 0; i < groups; ++i) {
       const Pair pair = load<Pair>(found, i);
-      store(array, 2 * i, In::stored(pair.value));
-      store(array, 2 * i + 1, In::stored(pair.place));
+      store(array, 2 * i, In::storage_of(pair.value));
+      store(array, 2 * i + 1, In::storage_of(pair.place));
     }
   }
 };

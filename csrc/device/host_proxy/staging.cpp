@@ -15,7 +15,7 @@ constexpr Nanoseconds kMessagesLeaveWithin = 5'000'000'000;
 
 }  // namespace
 
-Staging::Message::~Message() {
+Staging::StagedMessage::~StagedMessage() {
   if (is_of_parent()) return;
   const Gpu::Current current(*gpu);
   for (EventHandle event : {ready, copied}) {
@@ -23,7 +23,7 @@ Staging::Message::~Message() {
   }
 }
 
-std::string Staging::Message::text() const {
+std::string Staging::StagedMessage::text() const {
   return std::string("device ") + (terms.sends ? "send" : "recv") + " of " +
          std::to_string(terms.bytes) + " bytes " + (terms.sends ? "to" : "from") + " rank " +
          std::to_string(terms.peer) + ", tag " + std::to_string(terms.tag);
@@ -81,7 +81,7 @@ Status Staging::follow(StreamHandle stream, StreamHandle other) {
 }
 
 // Requires: the GPU's context is current.
-Status Staging::take_memory(Message& message) {
+Status Staging::take_memory(StagedMessage& message) {
   const Driver& driver = options_.gpu->driver();
   Status status =
       driver_check(driver.event_create(&message.ready, kEventDisableTiming), "make an event");
@@ -99,7 +99,7 @@ Status Staging::take_memory(Message& message) {
   return message.terms.bytes != 0 ? pieces_.take(message.terms.bytes, &message.memory) : status;
 }
 
-void Staging::give_back(Message& message) {
+void Staging::give_back(StagedMessage& message) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (message.word.address != 0) pieces_.give_back(message.word, sizeof(std::uint32_t));
   if (message.memory.address != 0) pieces_.give_back(message.memory, message.terms.bytes);
@@ -107,7 +107,7 @@ void Staging::give_back(Message& message) {
 }
 
 // Puts the message at the end of its stream.
-Status Staging::enqueue(Message& message) {
+Status Staging::enqueue(StagedMessage& message) {
   const Gpu& gpu = *options_.gpu;
   const Terms& terms = message.terms;
   Status status;
@@ -122,7 +122,7 @@ Status Staging::enqueue(Message& message) {
 }
 
 Status Staging::begin(const std::vector<Terms>& all,
-                      std::vector<std::shared_ptr<Message>>* messages) {
+                      std::vector<std::shared_ptr<StagedMessage>>* messages) {
   Status status = failed_ ? failure() : options_.host.failure();
   if (status.ok() && ending_) {
     status = Status::error(Code::kClosed, "the communicator is closed");
@@ -134,10 +134,10 @@ Status Staging::begin(const std::vector<Terms>& all,
     if (status.ok()) status = check_stream(one.stream);
   }
   if (status.ok()) status = start_thread();
-  std::vector<std::shared_ptr<Message>> made;
+  std::vector<std::shared_ptr<StagedMessage>> made;
   for (const Terms& one : all) {
     if (!status.ok()) break;
-    made.push_back(std::make_shared<Message>(options_.gpu, one));
+    made.push_back(std::make_shared<StagedMessage>(options_.gpu, one));
     status = take_memory(*made.back());
   }
   if (!status.ok()) {
@@ -146,7 +146,7 @@ Status Staging::begin(const std::vector<Terms>& all,
   }
   // Sends come first: a wait for a received message of the group must not stand in front of a send
   // in the same stream.
-  std::vector<std::shared_ptr<Message>> ordered = made;
+  std::vector<std::shared_ptr<StagedMessage>> ordered = made;
   std::stable_partition(ordered.begin(), ordered.end(),
                         [](const auto& one) { return one->terms.sends; });
   for (const auto& one : ordered) {
@@ -164,7 +164,7 @@ Status Staging::begin(const std::vector<Terms>& all,
 }
 
 // Requires: message.joining is held.
-Status Staging::copy_in(Message& message, StreamHandle stream) {
+Status Staging::copy_in(StagedMessage& message, StreamHandle stream) {
   const Gpu& gpu = *options_.gpu;
   const Terms& terms = message.terms;
   Status status;
@@ -181,7 +181,7 @@ Status Staging::copy_in(Message& message, StreamHandle stream) {
   return status;
 }
 
-Status Staging::join(Message& message, StreamHandle stream) {
+Status Staging::join(StagedMessage& message, StreamHandle stream) {
   const Gpu& gpu = *options_.gpu;
   const Driver& driver = gpu.driver();
   const Gpu::Current current(gpu);
@@ -214,12 +214,12 @@ Status Staging::join(Message& message, StreamHandle stream) {
   return status.ok() ? copy_in(message, stream) : status;
 }
 
-Status Staging::check_passed(const Message& message, bool* passed) {
+Status Staging::check_passed(const StagedMessage& message, bool* passed) {
   *passed = message.outcome.done();
   return *passed ? message.outcome.status() : Status();
 }
 
-bool Staging::is_over(const Message& message) { return message.over; }
+bool Staging::is_over(const StagedMessage& message) { return message.over; }
 
 Status Staging::failure() const {
   if (!failed_) return Status();

@@ -72,7 +72,7 @@ class Staging {
     StreamHandle stream = nullptr;
     Copies copies{};  // before a send, after a receive
   };
-  class Message;
+  class StagedMessage;
 
   // Starts no thread yet. kTransport if the driver refuses a stream.
   static Status open(Options options, std::unique_ptr<Staging>* staging);
@@ -87,14 +87,15 @@ class Staging {
   Status follow(StreamHandle stream, StreamHandle other);
   // Begins messages, sends first, and returns them in the order of `all`. After kInvalidArgument or
   // lack of memory, no message has begun.
-  Status begin(const std::vector<Terms>& all, std::vector<std::shared_ptr<Message>>* messages);
+  Status begin(const std::vector<Terms>& all,
+               std::vector<std::shared_ptr<StagedMessage>>* messages);
   // Work put in `stream` from now on finds a received array complete, and may overwrite a sent one;
   // the host does not wait. Returns the message's failure, if it is known.
-  Status join(Message& message, StreamHandle stream);
+  Status join(StagedMessage& message, StreamHandle stream);
   // Whether a received array is complete, or a sent message has left this host; or its failure.
-  static Status check_passed(const Message& message, bool* passed);
+  static Status check_passed(const StagedMessage& message, bool* passed);
   // Whether the array is no longer in use.
-  static bool is_over(const Message& message);
+  static bool is_over(const StagedMessage& message);
   // The first message's failure, or ok.
   Status failure() const;
 
@@ -107,10 +108,10 @@ class Staging {
 
  private:
   explicit Staging(Options options);
-  Status take_memory(Message& message);
-  void give_back(Message& message);
-  Status enqueue(Message& message);
-  Status copy_in(Message& message, StreamHandle stream);
+  Status take_memory(StagedMessage& message);
+  void give_back(StagedMessage& message);
+  Status enqueue(StagedMessage& message);
+  Status copy_in(StagedMessage& message, StreamHandle stream);
   Status start_thread();
   Status driver_check(int error, const std::string& what) const {
     return check(options_.gpu->driver(), error, what);
@@ -118,24 +119,25 @@ class Staging {
 
   void run();
   bool pass();
-  void start(Message& message);
-  [[nodiscard]] bool settle(Message& message);
-  void arrive(Message& message);
-  void fail(Message& message, const Status& status);
+  void start(StagedMessage& message);
+  [[nodiscard]] bool settle(StagedMessage& message);
+  void arrive(StagedMessage& message);
+  void fail(StagedMessage& message, const Status& status);
   bool is_behind(EventHandle event) const;
   void let_go();
   void leak();
 
   Options options_;
   OwnStreams own_streams_;
-  StreamHandle own_stream_ = nullptr;              // the thread's copies
-  std::list<std::shared_ptr<Message>> under_way_;  // the thread's alone, in the order of calls
+  StreamHandle own_stream_ = nullptr;  // the thread's copies
+  std::list<std::shared_ptr<StagedMessage>>
+      under_way_;  // the thread's alone, in the order of calls
   std::atomic<bool> failed_{false};
   std::atomic<bool> ending_{false};
   mutable std::mutex mutex_;  // guards the members below; not held while the driver is called
   std::condition_variable wake_;
   std::condition_variable quiet_;
-  std::vector<std::shared_ptr<Message>> entering_;
+  std::vector<std::shared_ptr<StagedMessage>> entering_;
   bool resting_ = true;  // the thread has no message under way
   bool leaks_ = false;   // at the end a device may still use some of the memory
   Status failure_;

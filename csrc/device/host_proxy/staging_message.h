@@ -13,13 +13,13 @@
 
 namespace pycoll::device {
 
-class Staging::Message {
+class Staging::StagedMessage {
  public:
-  Message(std::shared_ptr<const Gpu> gpu_in, Terms terms_in)
+  StagedMessage(std::shared_ptr<const Gpu> gpu_in, Terms terms_in)
       : gpu(std::move(gpu_in)), terms(std::move(terms_in)) {}
-  ~Message();
-  Message(const Message&) = delete;
-  Message& operator=(const Message&) = delete;
+  ~StagedMessage();
+  StagedMessage(const StagedMessage&) = delete;
+  StagedMessage& operator=(const StagedMessage&) = delete;
 
   // "device recv of 32 bytes from rank 1, tag 3"
   std::string text() const;

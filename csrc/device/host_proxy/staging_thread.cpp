@@ -74,7 +74,7 @@ bool Staging::pass() {
   std::set<std::tuple<bool, int, std::uint32_t>> held;
   bool moved = false;
   for (auto next = under_way_.begin(); next != under_way_.end();) {
-    Message& one = **next;
+    StagedMessage& one = **next;
     if (one.proxied == nullptr) {
       const auto way = std::make_tuple(one.terms.sends, one.terms.peer, one.terms.tag);
       if (!held.contains(way)) start(one);
@@ -93,7 +93,7 @@ bool Staging::is_behind(EventHandle event) const {
 }
 
 // Starts the host's message if the stream has reached it.
-void Staging::start(Message& message) {
+void Staging::start(StagedMessage& message) {
   const Terms& terms = message.terms;
   const int error = options_.gpu->driver().event_query(message.ready);
   if (error == kErrorNotReady) {
@@ -113,7 +113,7 @@ void Staging::start(Message& message) {
 }
 
 // Completes the message; true if it is over. Requires: the host's message has ended.
-bool Staging::settle(Message& message) {
+bool Staging::settle(StagedMessage& message) {
   if (!message.arrived) arrive(message);
   const std::unique_lock<std::mutex> joining(message.joining, std::try_to_lock);
   if (!joining.owns_lock()) return false;
@@ -135,7 +135,7 @@ bool Staging::settle(Message& message) {
   return true;
 }
 
-void Staging::arrive(Message& message) {
+void Staging::arrive(StagedMessage& message) {
   message.arrived = true;
   const Status& status = message.proxied->status();
   if (!status.ok()) fail(message, in_words(status, message.terms.tag));
@@ -143,7 +143,7 @@ void Staging::arrive(Message& message) {
   if (!message.terms.sends) message.shared_word().store(1, std::memory_order_release);
 }
 
-void Staging::fail(Message& message, const Status& status) {
+void Staging::fail(StagedMessage& message, const Status& status) {
   if (!failed_ && status.code() != Code::kClosed) options_.host.fail(status, message.text());
   {
     const std::lock_guard<std::mutex> lock(mutex_);

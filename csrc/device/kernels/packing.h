@@ -27,10 +27,10 @@ PYCOLL_DEVICE std::int64_t offset_of(const Copy& copy, std::uint64_t index) {
 PYCOLL_DEVICE void convert(const Copy& copy, std::byte* wire, std::byte* element) {
   if (copy.kind == Copy::Kind::kEnter) {
     const Pack stored = load_bytes(element, copy.item_bytes);
-    store_bytes(wire, entered(copy.dtype, copy.op, copy.ranks, stored), copy.wire_bytes);
+    store_bytes(wire, make_wire_element(copy.dtype, copy.op, copy.ranks, stored), copy.wire_bytes);
   } else {
     const Pack found = load_bytes(wire, copy.wire_bytes);
-    store_bytes(element, left(copy.dtype, copy.op, copy.ranks, found), copy.item_bytes);
+    store_bytes(element, make_element(copy.dtype, copy.op, copy.ranks, found), copy.item_bytes);
   }
 }
 

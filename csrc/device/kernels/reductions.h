@@ -92,7 +92,7 @@ struct Items {
 };
 
 template <typename Format, typename Step>
-PYCOLL_DEVICE Pack combined(Pack a, Pack b) {
+PYCOLL_DEVICE Pack combine_packs(Pack a, Pack b) {
   auto left = std::bit_cast<Items<Format>>(a);
   const auto right = std::bit_cast<Items<Format>>(b);
   PYCOLL_UNROLL
@@ -104,7 +104,7 @@ PYCOLL_DEVICE Pack combined(Pack a, Pack b) {
 }
 
 template <typename Format>
-PYCOLL_DEVICE Pack divided(Pack pack, Division division) {
+PYCOLL_DEVICE Pack divide_pack(Pack pack, Division division) {
   auto items = std::bit_cast<Items<Format>>(pack);
   PYCOLL_UNROLL
   for (int i = 0; i < Items<Format>::kCount; ++i) {
@@ -113,7 +113,7 @@ PYCOLL_DEVICE Pack divided(Pack pack, Division division) {
   return std::bit_cast<Pack>(items);
 }
 
-// Combines half a pack in a loop: far less code than combined() where elements are small.
+// Combines half a pack in a loop: far less code than combine_packs() where elements are small.
 template <typename Format, typename Function>
 PYCOLL_DEVICE std::uint64_t in_order(std::uint64_t a, std::uint64_t b, Function function) {
   using Storage = typename Format::Storage;
@@ -138,7 +138,7 @@ PYCOLL_DEVICE Pack compact(Pack a, Pack b) {
     };
     return {in_order<Format>(a.low, b.low, step), in_order<Format>(a.high, b.high, step)};
   } else {
-    return combined<Format, Step>(a, b);
+    return combine_packs<Format, Step>(a, b);
   }
 }
 
@@ -146,9 +146,9 @@ PYCOLL_DEVICE Pack compact(Pack a, Pack b) {
 template <typename Format>
 struct FixedSum {
   static constexpr int kInFlight = 4;
-  PYCOLL_DEVICE Pack combine(Pack a, Pack b) const { return combined<Format, Sum>(a, b); }
+  PYCOLL_DEVICE Pack combine(Pack a, Pack b) const { return combine_packs<Format, Sum>(a, b); }
   PYCOLL_DEVICE Pack divide(Pack pack, std::uint32_t divisor) const {
-    return divided<Format>(pack, {divisor});
+    return divide_pack<Format>(pack, {divisor});
   }
 };
 
@@ -198,10 +198,10 @@ struct Any {
     switch (dtype) {
       case DType::kFloat32:
       case DType::kComplex64:
-        return divided<Real<float>>(pack, by);
+        return divide_pack<Real<float>>(pack, by);
       case DType::kFloat64:
       case DType::kComplex128:
-        return divided<Real<double>>(pack, by);
+        return divide_pack<Real<double>>(pack, by);
       default:
         return pack;
     }

@@ -104,7 +104,8 @@ PYCOLL_DEVICE std::uint64_t one_of(DType dtype) {
 
 // The wire form of an element, in the low bytes of a pack. Requires: kernels::wire_form() has a
 // form for `dtype` and `op` that is not of pairs.
-PYCOLL_DEVICE_CALL Pack entered(DType dtype, ReduceOp op, std::uint32_t ranks, Pack stored) {
+PYCOLL_DEVICE_CALL Pack make_wire_element(DType dtype, ReduceOp op, std::uint32_t ranks,
+                                          Pack stored) {
   if (op != ReduceOp::kAvg) return {is_true(dtype, stored) ? std::uint64_t{1} : 0, 0};
   // clang-format off
   switch (dtype) {
@@ -125,8 +126,8 @@ PYCOLL_DEVICE_CALL Pack entered(DType dtype, ReduceOp op, std::uint32_t ranks, P
   // clang-format on
 }
 
-// The element of a combined wire form: the inverse of entered().
-PYCOLL_DEVICE_CALL Pack left(DType dtype, ReduceOp op, std::uint32_t ranks, Pack wire) {
+// The element of a combined wire form: the inverse of make_wire_element().
+PYCOLL_DEVICE_CALL Pack make_element(DType dtype, ReduceOp op, std::uint32_t ranks, Pack wire) {
   if (op != ReduceOp::kAvg) return {(wire.low & 1) != 0 ? one_of(dtype) : 0, 0};
   // clang-format off
   switch (dtype) {

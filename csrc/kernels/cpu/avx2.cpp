@@ -55,12 +55,12 @@ struct Avx2 : VectorUnit<Avx2, 32> {
 
   // A saturating subtraction keeps the top bit of `up` only for a fraction above one half, or at
   // one half with `whole` odd.
-  PYCOLL_LANES Bytes rounded(Bytes whole, Bytes fraction) {
+  PYCOLL_LANES Bytes round(Bytes whole, Bytes fraction) {
     const __m256i up = _mm256_subs_epu8((__m256i)fraction, (__m256i)(~whole & 1));
     return whole - (Bytes)((Full<std::int8_t>)up < 0);
   }
 
-  PYCOLL_LANES Halves rounded(Halves whole, Halves fraction) {
+  PYCOLL_LANES Halves round(Halves whole, Halves fraction) {
     const __m256i up = _mm256_subs_epu16((__m256i)fraction, (__m256i)(~whole & 1));
     return whole - (Halves)((Full<std::int16_t>)up < 0);
   }

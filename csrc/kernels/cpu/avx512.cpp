@@ -53,13 +53,13 @@ struct Avx512 : VectorUnit<Avx512, 64> {
 
   // True above one half, or at one half with `whole` odd. The mask addition is explicit, because
   // compilers would first turn the comparison into a vector.
-  PYCOLL_LANES Bytes rounded(Bytes whole, Bytes fraction) {
+  PYCOLL_LANES Bytes round(Bytes whole, Bytes fraction) {
     const auto decides = (__m512i)(fraction | (whole & 1));
     const __mmask64 up = _mm512_cmpgt_epu8_mask(decides, (__m512i)(Bytes{} + 0x80));
     return (Bytes)_mm512_mask_add_epi8((__m512i)whole, up, (__m512i)whole, (__m512i)(Bytes{} + 1));
   }
 
-  PYCOLL_LANES Halves rounded(Halves whole, Halves fraction) {
+  PYCOLL_LANES Halves round(Halves whole, Halves fraction) {
     const auto decides = (__m512i)(fraction | (whole & 1));
     const __mmask32 up = _mm512_cmpgt_epu16_mask(decides, (__m512i)(Halves{} + 0x8000));
     return (Halves)_mm512_mask_add_epi16((__m512i)whole, up, (__m512i)whole,

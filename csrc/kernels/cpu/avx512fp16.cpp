@@ -51,7 +51,7 @@ struct E5M2 {
     const Vector even = sum_of_halves(_mm512_slli_epi16(a, 8), _mm512_slli_epi16(b, 8));
     const Vector upper = all_words(0xff00);
     const Vector odd = sum_of_halves(_mm512_and_si512(a, upper), _mm512_and_si512(b, upper));
-    const Vector sum = upper_bytes(rounded(even), rounded(odd));
+    const Vector sum = upper_bytes(round(even), round(odd));
     constexpr int kInfinity = 0x7c, kNan = 0x7e;
     const Vector magnitude = _mm512_and_si512(sum, all_bytes(0x7f));
     const __mmask64 no_number = _mm512_cmpgt_epu8_mask(magnitude, all_bytes(kInfinity));
@@ -60,7 +60,7 @@ struct E5M2 {
 
  private:
   // Adds a carry to the upper byte if the nearest number, or the even one of two, lies above.
-  static Vector rounded(Vector halves) {
+  static Vector round(Vector halves) {
     const Vector last = _mm512_and_si512(_mm512_srli_epi16(halves, 8), all_words(1));
     return _mm512_add_epi16(halves, _mm512_add_epi16(all_words(0x7f), last));
   }

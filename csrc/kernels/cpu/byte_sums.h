@@ -90,7 +90,7 @@ struct ByteSum {
     const Halves odd = sums(low(a_odd) + low(b_odd), high(a_odd) + high(b_odd));
     const Bytes whole = (Bytes)M::even_odd_bytes(even >> 8, odd);
     const Bytes fraction = (Bytes)M::even_odd_bytes(even, odd << 8);
-    const Bytes magnitude = M::rounded(whole, fraction);
+    const Bytes magnitude = M::round(whole, fraction);
     return {magnitude | sign(a, b), magnitude};
   }
 

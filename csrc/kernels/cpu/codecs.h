@@ -149,10 +149,10 @@ struct ScaledBlock : CodecLanes<M> {
  private:
   template <typename Rounding>
   PYCOLL_LANES void put(char* to, float* rests, const float* values, std::size_t block, float scale,
-                        Rounding rounded) {
+                        Rounding round) {
     Layout::put(to, block, [&](std::size_t i) {
       const Float x = Base::load(values + i);
-      const Coded<M> coded = rounded(i, x);
+      const Coded<M> coded = round(i, x);
       if (rests != nullptr) Base::store(rests + i, rest_of<M>(x, coded.value * scale));
       return coded.code;
     });

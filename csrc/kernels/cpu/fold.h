@@ -38,7 +38,7 @@ struct Fold {
     for (int v = 0; v < vectors; ++v) sum[v] = get(from[0] + at + v * kBytes);
     for (int k = 1; k < count - 1; ++k) {
       for (int v = 0; v < vectors; ++v) {
-        sum[v] = rounded(Step::apply(sum[v], get(from[k] + at + v * kBytes)));
+        sum[v] = round(Step::apply(sum[v], get(from[k] + at + v * kBytes)));
       }
     }
     for (int v = 0; v < vectors; ++v) {
@@ -57,7 +57,7 @@ struct Fold {
                          std::size_t bytes) {
     Wide sum = Format::decode(M::template load_tail<Narrow>(from[0] + at, bytes));
     for (int k = 1; k < count; ++k) {
-      if (k > 1) sum = rounded(sum);
+      if (k > 1) sum = round(sum);
       sum = Step::apply(sum, Format::decode(M::template load_tail<Narrow>(from[k] + at, bytes)));
     }
     M::store_tail(target + at, Format::encode(sum), bytes);
@@ -74,7 +74,7 @@ struct Fold {
   }
 
   // Rounds between two steps; encode() rounds the last result.
-  PYCOLL_LANES Wide rounded(Wide sum) {
+  PYCOLL_LANES Wide round(Wide sum) {
     if constexpr (Step::kRounds) return Format::round_wide(sum);
     return sum;
   }
@@ -115,29 +115,29 @@ struct Mean {
     for (; i + kItems <= count; i += kItems) {
       Items items;
       __builtin_memcpy(&items, array + i * sizeof(Storage), sizeof(Items));
-      M::store(wire + i * sizeof(float), widened(items) * factor);
+      M::store(wire + i * sizeof(float), widen(items) * factor);
     }
     if (i == count) return;
     Items items = {};
     __builtin_memcpy(&items, array + i * sizeof(Storage), (count - i) * sizeof(Storage));
-    M::store_tail(wire + i * sizeof(float), widened(items) * factor, (count - i) * sizeof(float));
+    M::store_tail(wire + i * sizeof(float), widen(items) * factor, (count - i) * sizeof(float));
   }
 
   static void leave(char* array, const char* wire, std::size_t count, float divisor) {
     std::size_t i = 0;
     for (; i + kItems <= count; i += kItems) {
-      const Items items = narrowed(M::template load<Float>(wire + i * sizeof(float)) / divisor);
+      const Items items = narrow(M::template load<Float>(wire + i * sizeof(float)) / divisor);
       __builtin_memcpy(array + i * sizeof(Storage), &items, sizeof(Items));
     }
     if (i == count) return;
     const std::size_t rest = count - i;
     const auto sums = M::template load_tail<Float>(wire + i * sizeof(float), rest * sizeof(float));
-    const Items items = narrowed(sums / divisor);
+    const Items items = narrow(sums / divisor);
     __builtin_memcpy(array + i * sizeof(Storage), &items, rest * sizeof(Storage));
   }
 
  private:
-  PYCOLL_LANES Float widened(Items items) {
+  PYCOLL_LANES Float widen(Items items) {
     if constexpr (requires { Format::widen(items); }) {
       return Format::widen(items);
     } else {
@@ -145,7 +145,7 @@ struct Mean {
     }
   }
 
-  PYCOLL_LANES Items narrowed(Float values) {
+  PYCOLL_LANES Items narrow(Float values) {
     if constexpr (requires { Format::widen(Items{}); }) {
       return Format::template narrow<Items>(values);
     } else {

@@ -120,7 +120,7 @@ struct BFloat16Format {
     if constexpr (!M::kBlends) return round(low) >> 16 | (round(high) & 0xffff0000u);
     const auto whole = (Halves)M::lower_upper_halves(low >> 16, high);
     const auto fraction = (Halves)M::lower_upper_halves(low, high << 16);
-    return (Narrow)M::rounded(whole, fraction);
+    return (Narrow)M::round(whole, fraction);
   }
 
   // The upper half of each word is the result.

@@ -73,7 +73,7 @@ struct VectorUnit {
 
   // Rounds to nearest even. `fraction` is in units of 2^-8 (bytes) or 2^-16 (halves).
   template <typename V>
-  PYCOLL_LANES V rounded(V whole, V fraction) {
+  PYCOLL_LANES V round(V whole, V fraction) {
     constexpr int half = 1 << (8 * sizeof(whole[0]) - 1);
     // Above one half, or at one half and odd.
     return whole - (V)((fraction | (whole & 1)) > half);

@@ -310,11 +310,11 @@ class CodeBlock {
       return load_quad(coding_.values + begin, coding_.values_type, place_ + index, in_quad(index));
     }
     const bool is_own = coding_.step == Coding::Step::kFold && row == coding_.own;
-    return is_own ? given(index) : decoded(codes_ + begin, index);
+    return is_own ? given(index) : decode(codes_ + begin, index);
   }
 
   // The quad at `index` of the block whose codes begin there.
-  PYCOLL_DEVICE Quad decoded(const std::byte* block, std::uint32_t index) const {
+  PYCOLL_DEVICE Quad decode(const std::byte* block, std::uint32_t index) const {
     const std::uint32_t count = in_quad(index);
     Quad made;
     if (kind_ == kernels::CodecKind::kBFloat16) {

@@ -155,7 +155,7 @@ class Section {
   }
 
   // Adds the values to the rests, stores the sums as rests, and returns them.
-  PYCOLL_DEVICE Quad summed(std::uint64_t index, std::uint32_t count) const {
+  PYCOLL_DEVICE Quad sum(std::uint64_t index, std::uint32_t count) const {
     Quad made = load_quad(coding_.values, coding_.values_type, index, count);
     const Quad rest = load_quad(rests(), DType::kFloat32, index, count);
     PYCOLL_UNROLL
@@ -174,21 +174,21 @@ class Section {
     PYCOLL_NO_UNROLL
     for (std::uint64_t begin = begin_; begin < end_; begin += kPart) {
       const std::uint64_t end = end_ - begin < kPart ? end_ : begin + kPart;
-      const std::uint32_t mine = counted(begin, end, bound.key).of_warp();
+      const std::uint32_t mine = count_digits(begin, end, bound.key).of_warp();
       if (lane_ < kDigits && mine != 0) add_relaxed(counts(coding_.phase) + lane_, mine);
     }
   }
 
   // This thread's counts of a part of the section.
-  PYCOLL_DEVICE DigitCounts counted(std::uint64_t begin, std::uint64_t end,
-                                    std::uint32_t bound) const {
+  PYCOLL_DEVICE DigitCounts count_digits(std::uint64_t begin, std::uint64_t end,
+                                         std::uint32_t bound) const {
     const std::uint32_t shift = kDigitBits * (kKeyDigits - 1 - coding_.phase);
     const bool sums_up = coding_.phase == 0 && coding_.rests != nullptr;
     DigitCounts made;
     PYCOLL_NO_UNROLL
     for (std::uint64_t index = begin + kQuad * lane_; index < end; index += kStep) {
       const std::uint32_t count = in_quad(index, end);
-      const Quad some = sums_up ? summed(index, count) : values(index, count);
+      const Quad some = sums_up ? sum(index, count) : values(index, count);
       PYCOLL_UNROLL
       for (std::uint32_t i = 0; i < kQuad; ++i) {
         const std::uint32_t key = key_of(some.at[i]);

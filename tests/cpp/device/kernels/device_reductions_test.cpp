@@ -75,7 +75,7 @@ void check_wire_form(DType dtype, ReduceOp op, Prng& prng) {
     testing::fill_random(prng, dtype, reinterpret_cast<unsigned char*>(&element), 1);
     Pack expected{0, 0};
     form.enter(&expected, &element, 1, ranks);
-    Pack made = device::entered(dtype, op, ranks, element);
+    Pack made = device::make_wire_element(dtype, op, ranks, element);
     const auto bytes = item_bytes(form.dtype) * form.wire_items;
     CHECK(std::memcmp(&made, &expected, bytes) == 0, "%s of %s enters as %s, not %s",
           name_of(op).data(), name_of(dtype).data(),
@@ -91,7 +91,7 @@ void check_wire_form(DType dtype, ReduceOp op, Prng& prng) {
     }
     expected = {0, 0};
     form.leave(&expected, &wire, 1, ranks);
-    made = device::left(dtype, op, ranks, wire);
+    made = device::make_element(dtype, op, ranks, wire);
     CHECK(std::memcmp(&made, &expected, item_bytes(dtype)) == 0, "%s of %s leaves differently",
           name_of(op).data(), name_of(dtype).data());
   }
