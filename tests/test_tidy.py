@@ -190,6 +190,96 @@ def test_the_executor_knows_no_collective() -> None:
     assert [name_of(p) for p in sources if "plan/layout.h" in reached_headers(p)] == []
 
 
+#: A header and its source are one unit: x.h and x.cpp of one folder. Units form no cycle, but for
+#: these, which wait to be cut. Entries may only go.
+CYCLES_LEFT: tuple[set[str], ...] = ({"csrc/executor/execution", "csrc/executor/execution_row"},)
+#: Folders that may not include others of their layer, beside themselves.
+FOLDERS_BELOW = {
+    "csrc/transport/shm": set(),
+    "csrc/transport/tcp": set(),
+    "csrc/transport/sim": set(),
+    "csrc/transport/verbs": {"csrc/transport/tcp"},  # its sockets, for the life of a peer
+    "bindings/core": set(),
+    "bindings/arrays": {"bindings/core"},
+    "bindings/kernels": {"bindings/core", "bindings/arrays"},
+    "bindings/engine": {"bindings/core", "bindings/arrays", "bindings/kernels"},
+    "bindings/calls": {"bindings/core", "bindings/arrays", "bindings/engine"},
+    "bindings/device": {"bindings/core", "bindings/arrays", "bindings/kernels", "bindings/engine"},
+    "bindings/xla": {"bindings/core", "bindings/engine"},
+}
+
+
+def included_files(text: str) -> list[str]:
+    return re.findall(r'(?m)^\s*#\s*include "([^"]+)"', text)
+
+
+def included_units(texts: dict[str, str]) -> dict[str, set[str]]:
+    """For each unit the other units that its files include; `texts` are by name of the file."""
+    units: dict[str, set[str]] = {}
+    for name, text in texts.items():
+        unit = name.rpartition(".")[0]
+        found = units.setdefault(unit, set())
+        for target in included_files(text):
+            places = (f"csrc/{target}", target, f"{name.rpartition('/')[0]}/{target}")
+            found |= {place.rpartition(".")[0] for place in places if place in texts}
+        found.discard(unit)
+    return units
+
+
+def cycles_of(arrows: dict[str, set[str]]) -> list[set[str]]:
+    """Groups of two or more that can all be reached from each other."""
+    reach: dict[str, set[str]] = {}
+    for name in arrows:
+        found: set[str] = set()
+        rest = [name]
+        while rest:
+            more = arrows.get(rest.pop(), set()) - found
+            found |= more
+            rest += more
+        reach[name] = found
+    groups = {
+        frozenset(other for other in reach[name] if name in reach.get(other, set()))
+        for name in arrows
+    }
+    return sorted(({*group} for group in groups if len(group) > 1), key=sorted)
+
+
+def native_texts() -> dict[str, str]:
+    paths = [p for p in files(".h", ".cpp", ".cu") if name_of(p).startswith(("csrc/", "bindings/"))]
+    return {name_of(path): path.read_text() for path in paths}
+
+
+def test_no_includes_form_a_cycle() -> None:
+    """Neither among headers nor through a source that includes a header above its own."""
+    texts = {"a/x.h": "", "a/x.cpp": '#include "a/y.h"', "a/y.h": '#include "a/x.h"', "a/z.h": ""}
+    assert cycles_of(included_units(texts)) == [{"a/x", "a/y"}]
+    units = included_units(native_texts())
+    assert len(units) > 150
+    assert cycles_of(units) == sorted(CYCLES_LEFT, key=sorted)
+
+
+def folders_above(folder: str, units: dict[str, set[str]]) -> set[str]:
+    """The folders of the same layer that `folder`, with its subfolders, includes and may not."""
+    layer = folder.rpartition("/")[0]
+    own = [target for unit in units if unit.startswith(f"{folder}/") for target in units[unit]]
+    return {
+        other
+        for other in FOLDERS_BELOW
+        if other.startswith(f"{layer}/") and other not in FOLDERS_BELOW[folder] | {folder}
+        if any(target.startswith(f"{other}/") for target in own)
+    }
+
+
+def test_folders_include_only_what_is_below() -> None:
+    """The media do not know each other, and the bindings have an order."""
+    texts = {"bindings/core/a.h": '#include "bindings/calls/b.h"', "bindings/calls/b.h": ""}
+    assert folders_above("bindings/core", included_units(texts)) == {"bindings/calls"}
+    units = included_units(native_texts())
+    folders = {name.rpartition("/")[0] for name in units if name.startswith("bindings/")}
+    assert {name for name in FOLDERS_BELOW if name.startswith("bindings/")} == folders
+    assert {f: above for f in FOLDERS_BELOW if (above := folders_above(f, units))} == {}
+
+
 def imported(text: str) -> set[str]:
     """Modules that are imported, at the top or inside functions; type checking's apart."""
     names: set[str] = set()

@@ -5,8 +5,7 @@
 #include <string>
 #include <string_view>
 
-#include "bindings/arrays/buffer.h"
-#include "bindings/arrays/dlpack.h"
+#include "bindings/arrays/buffer_view.h"
 
 namespace pycoll::bindings {
 
@@ -15,8 +14,6 @@ enum class Kind : std::uint8_t { kBool, kSigned, kUnsigned, kFloat, kComplex };
 // The type of that kind and size; nullopt if pycoll has none. Never finds bfloat16 and the 8-bit
 // floats: their names or codes identify them.
 [[nodiscard]] std::optional<DType> find_dtype(Kind kind, std::size_t item);
-// The type for a DLPack code.
-[[nodiscard]] std::optional<DType> find_dtype(const dlpack::DataType& dtype);
 
 // These throw InvalidArgumentError about the argument `name`.
 [[noreturn]] void refuse(std::string_view name, const std::string& what);
@@ -30,12 +27,5 @@ void assume_c_order(BufferView& view);
 
 // Fills in the fields that follow from dtype, shape and strides.
 void measure(BufferView& view, const std::byte* data, std::string_view name);
-
-// Reads x.__dlpack__(), or a capsule that it returned. Consumes the capsule.
-BufferView from_dlpack(pybind11::handle x, std::string_view name);
-// Describes memory on a CUDA device from a capsule: (address, shape, strides in bytes or None,
-// dtype, writable, owner, ordinal). Consumes the capsule.
-pybind11::tuple device_tensor(pybind11::handle capsule, std::string_view name);
-BufferView from_capsule(pybind11::handle capsule, std::string_view name);
 
 }  // namespace pycoll::bindings

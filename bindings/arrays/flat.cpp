@@ -5,8 +5,7 @@
 #include <algorithm>
 #include <array>
 
-#include "bindings/arrays/dlpack.h"
-#include "bindings/arrays/exporters.h"
+#include "bindings/arrays/dlpack_reader.h"
 #include "bindings/core/bind.h"
 #include "bindings/core/gil.h"
 

@@ -1,11 +1,10 @@
-// Copies between strided arrays and contiguous memory: packs inputs that have gaps, and packs many
-// small arrays into one buffer for one message.
+#include "bindings/arrays/packing.h"
+
 #include <pybind11/stl.h>
 
 #include <cstring>
 #include <utility>
 
-#include "bindings/arrays/buffer.h"
 #include "bindings/core/bind.h"
 #include "bindings/core/gil.h"
 

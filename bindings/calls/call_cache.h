@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "bindings/arrays/flat.h"
-#include "bindings/calls/request.h"
+#include "bindings/engine/request.h"
 #include "engine/call.h"
 
 namespace pycoll::bindings {

@@ -1,14 +1,13 @@
-// Groups: all_reduces with equal keys share one fused message; all other operations run in order.
-// Requires everywhere: the GIL.
+// The calls inside one group: all_reduces with equal keys share one fused message; all other
+// operations keep their order. Requires everywhere: the GIL.
 #pragma once
 
 #include <pybind11/pybind11.h>
 
 #include <cstdint>
-#include <optional>
 #include <vector>
 
-#include "bindings/calls/calls.h"
+#include "bindings/calls/call_cache.h"
 #include "executor/call_arrays.h"
 
 namespace pycoll::bindings {
@@ -149,32 +148,5 @@ class Fusions {
   executor::CallArrays arrays_;
   std::uint64_t list_key_ = 0;
 };
-
-// A known all_reduce inside a group: a Work, or nullptr with an error set; nullopt as in
-// call_natively().
-[[nodiscard]] std::optional<PyObject*> defer(CallsObject* self, const CompiledCallHandle& compiled,
-                                             const ParsedCall& parsed);
-
-// Runs an all_reduce of a list or tuple of arrays to its end, if each of them alone is known. A new
-// list, or `out`; otherwise as call_natively().
-inline bool is_list(PyObject* x) {
-  return x != nullptr && (PyList_CheckExact(x) || PyTuple_CheckExact(x));
-}
-// The current items of the list, independent of later changes.
-pybind11::tuple items_of(PyObject* list);
-[[nodiscard]] std::optional<PyObject*> run_list(CallsObject* self, const Arguments& arguments);
-
-// The operation of a fusion; Python compiles it if it is unknown.
-[[nodiscard]] OperationHandle compile_fusion(CallsObject* self, Fusions& fusions,
-                                             std::size_t number);
-// Runs one fusion, which it compiles if necessary, and fills its Works. Throws on failure.
-void run_fusion(CallsObject* self, Fusions& fusions, std::size_t number);
-
-// The fusions of a _core.Group. Throws TypeError for any other object.
-Fusions& fusions_of(const pybind11::object& group);
-
-void bind_fusions(pybind11::module_& module);
-void bind_lists(pybind11::module_& module);
-void bind_groups(pybind11::module_& module);
 
 }  // namespace pycoll::bindings

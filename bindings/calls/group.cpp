@@ -1,10 +1,14 @@
 // The with block of a group. If it contains only all_reduces that native code has read, it is
 // entered and left without Python code.
+#include <pybind11/stl.h>
+
 #include <memory>
 #include <stdexcept>
 #include <utility>
+#include <vector>
 
-#include "bindings/calls/fusions.h"
+#include "bindings/arrays/buffer_view.h"
+#include "bindings/calls/fused_calls.h"
 #include "bindings/core/bind.h"
 #include "bindings/core/gil.h"
 #include "bindings/core/raw.h"
@@ -153,14 +157,73 @@ PyMemberDef group_members[] = {
     {"communicator", T_OBJECT, offsetof(GroupObject, communicator), READONLY, "Its communicator."},
     {nullptr, 0, 0, 0, nullptr}};
 
-}  // namespace
-
+// The fusions of a _core.Group. Throws TypeError for any other object.
 Fusions& fusions_of(const py::object& group) {
   if (PyObject_TypeCheck(group.ptr(), group_type) == 0) throw py::type_error("expected a group");
   return *cast_group(group.ptr())->fusions;
 }
 
+// Adds a member that Python has read.
+void add(const py::object& group, const py::object& work, const py::object& message,
+         const BufferView& source, const BufferView& target) {
+  (void)fusions_of(group).add(
+      message.ptr(), work.ptr(), source.data, target.data, source.bytes(),
+      transport::shape_key(static_cast<int>(source.shape.size()), source.shape.data()), true);
+  work.inc_ref();
+}
+
+void bind_fusions(py::module_& module) {
+  module.attr("FUSED_BYTES_MAX") = kMemberBytesMax;
+  module.attr("MESSAGE_BYTES_MAX") = kMessageBytesMax;
+  module.def(
+      "open_work",
+      [](py::object finish, py::object kept) {
+        return py::reinterpret_steal<py::object>(
+            make_open_work({}, std::move(finish), std::move(kept)));
+      },
+      py::arg("finish") = py::none(), py::arg("kept") = py::none(),
+      "A Work of a group that has not ended; finish() will return its result.");
+  module.def("fuse", &add, py::arg("group"), py::arg("work"), py::arg("message"), py::arg("source"),
+             py::arg("target"),
+             "Add an all_reduce; calls with the same object `message` may share messages.");
+  module.def(
+      "note_array",
+      [](const py::object& group, int dtype, int op, const std::vector<std::int64_t>& shape) {
+        fusions_of(group).arrays().add(static_cast<DType>(dtype), static_cast<ReduceOp>(op),
+                                       static_cast<int>(shape.size()), shape.data());
+      },
+      py::arg("group"), py::arg("dtype"), py::arg("op"), py::arg("shape"),
+      "Name an array of the group that Python has read in error texts.");
+  module.def(
+      "arrays_of",
+      [](const py::object& group) {
+        return std::make_shared<executor::CallArrays>(fusions_of(group).arrays());
+      },
+      py::arg("group"), "A copy of the arrays that the group has so far.");
+  module.def(
+      "arrays_key",
+      [](const std::vector<std::pair<std::uint64_t, std::vector<std::int64_t>>>& arrays) {
+        ArraysKey key;
+        for (const auto& [nbytes, shape] : arrays) {
+          key.add(nbytes, transport::shape_key(static_cast<int>(shape.size()), shape.data()));
+        }
+        return key.value();
+      },
+      py::arg("arrays"),
+      "Part of a message's key, to be combined by exclusive or; arrays: pairs of bytes and shape.");
+  module.def(
+      "run_fusion",
+      [](const py::object& group, const py::object& communicator, std::size_t number) {
+        run_fusion(&need_calls(communicator), fusions_of(group), number);
+      },
+      py::arg("group"), py::arg("communicator"), py::arg("number"),
+      "Run one fusion, compiled if necessary, and fill its Works.");
+}
+
+}  // namespace
+
 void bind_groups(py::module_& module) {
+  bind_fusions(module);
   PyType_Slot slots[] = {{Py_tp_new, slot(&make_group)},
                          {Py_tp_dealloc, slot(&dealloc_group)},
                          {Py_tp_traverse, slot(&traverse_group)},

@@ -5,7 +5,8 @@
 #include <new>
 #include <string>
 
-#include "bindings/calls/fusions.h"
+#include "bindings/arrays/flat.h"
+#include "bindings/calls/fused_calls.h"
 #include "bindings/core/bind.h"
 #include "bindings/core/gil.h"
 #include "bindings/core/raw.h"
@@ -214,9 +215,8 @@ void bind_native_calls(py::module_& module) {
   bind_requests(module);
   bind_flat(module);
   bind_calls(module);
-  bind_fusions(module);
-  bind_lists(module);
-  bind_groups(module);
+  bind_offers(module);
+  bind_fused_calls(module);
   bind_methods(module);
   bind_bound_methods(module);
 }

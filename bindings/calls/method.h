@@ -8,7 +8,8 @@
 #include <optional>
 #include <utility>
 
-#include "bindings/calls/calls.h"
+#include "bindings/calls/known_calls.h"
+#include "bindings/calls/offers.h"
 
 namespace pycoll::bindings {
 

@@ -7,9 +7,9 @@
 #include <utility>
 #include <vector>
 
-#include "bindings/calls/user_op.h"
 #include "bindings/core/bind.h"
 #include "bindings/core/gil.h"
+#include "bindings/core/user_op.h"
 
 namespace pycoll::bindings {
 

@@ -15,6 +15,7 @@ PYBIND11_MODULE(_core, module) {
   bindings::bind_transports(module);
   bindings::bind_communicator(module);
   bindings::bind_native_calls(module);
+  bindings::bind_groups(module);
   bindings::bind_kernels(module);
   bindings::bind_codec(module);
   bindings::bind_composed_kernels(module);

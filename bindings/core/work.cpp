@@ -7,7 +7,6 @@
 #include "bindings/core/bind.h"
 #include "bindings/core/gil.h"
 #include "bindings/core/raw.h"
-#include "bindings/core/work_object.h"
 
 namespace pycoll::bindings {
 namespace {

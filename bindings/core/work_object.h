@@ -1,13 +1,57 @@
-// Memory layout of a Work, for work.cpp, which waits for Works, and for work_object.cpp, which
-// creates, fills and destroys them. Requires everywhere: the GIL.
+// The object behind pycoll.Work, the Python handle of an operation that may still run: how it is
+// created, filled and destroyed. It uses CPython's own interface, because every non-blocking call
+// creates one. Requires everywhere: the GIL.
 #pragma once
 
-#include <mutex>
+#include <pybind11/pybind11.h>
 
-#include "bindings/core/work.h"
+#include <memory>
+#include <mutex>
+#include <string_view>
+
+#include "bindings/core/handle.h"
+#include "bindings/core/user_op.h"
 
 namespace pycoll::bindings {
 
+// The operation for which a Work waits. `name` has static storage duration.
+struct Running {
+  SharedHandle communicator;
+  std::shared_ptr<engine::Operation> operation;
+  std::shared_ptr<UserOp> user_op;
+  std::string_view name;
+  bool reusable = false;  // from new_operation(): the engine drops the operation at its end
+};
+
+// Creates a Work for a started operation. Its wait() returns `result`, or the result of `finish()`
+// if that is not None. `kept` and the result stay alive until the operation is done, even if the
+// Work is dropped. Returns a new reference; throws without memory.
+pybind11::object make_work(Running running, pybind11::object result, pybind11::object finish,
+                           pybind11::object kept = {});
+
+// An operation that is not done, for make_work(), which recycles used ones.
+std::shared_ptr<engine::Operation> new_operation();
+// Drops an operation. new_operation() may return it later if nothing else refers to it.
+void reuse(std::shared_ptr<engine::Operation> operation);
+
+// Creates a Work of a group that has not ended. Its wait() will return `result`, or the
+// result of `finish()` if that is not null; `kept` stays alive until then. Returns a new
+// reference; throws without memory.
+[[nodiscard]] PyObject* make_open_work(pybind11::object result = {}, pybind11::object finish = {},
+                                       pybind11::object kept = {});
+// Reuses the Work of make_open_work(array) for another array, and returns the reference to its
+// former array. nullptr, with nothing done, if the caller is not its only owner, or if the Work is
+// of another kind.
+[[nodiscard]] PyObject* take_over_work(PyObject* object, PyObject* array);
+// Completes the Work when the group has ended. Without `result`, its result is that given to
+// make_open_work(). Throws the exception of finish(); the Work then stays open.
+void fill_work(PyObject* object, PyObject* result);
+void fill_work(PyObject* object);
+// Completes the Work as fill_work(object) does, then drops the caller's reference unless it throws.
+void fill_and_drop_work(PyObject* object);
+void fail_work(PyObject* object, PyObject* error);
+
+// Memory layout, for the type (work.cpp).
 enum class Stage : std::uint8_t {
   kOpen,     // a member of a group that has not ended
   kRunning,  // `running` describes the operation

@@ -12,12 +12,12 @@
 #include <vector>
 
 #include "bindings/arrays/exporters.h"
-#include "bindings/calls/request.h"
 #include "bindings/core/bind.h"
 #include "bindings/core/gil.h"
 #include "bindings/core/handle.h"
-#include "bindings/core/plan.h"
 #include "bindings/device/device.h"
+#include "bindings/engine/plan.h"
+#include "bindings/engine/request.h"
 #include "device/communicator.h"
 
 namespace pycoll::bindings {

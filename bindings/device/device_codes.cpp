@@ -5,8 +5,8 @@
 #include <string>
 #include <utility>
 
-#include "bindings/calls/codec.h"
 #include "bindings/device/device.h"
+#include "bindings/kernels/codec.h"
 #include "device/channels/channel_memory.h"
 #include "device/kernels/program.h"
 

@@ -12,10 +12,10 @@
 #include <utility>
 #include <vector>
 
-#include "bindings/calls/request.h"
 #include "bindings/core/bind.h"
 #include "bindings/core/gil.h"
 #include "bindings/core/handle.h"
+#include "bindings/engine/request.h"
 #include "bindings/xla/xla_ffi.h"
 #include "engine/call.h"
 

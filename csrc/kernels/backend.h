@@ -4,7 +4,7 @@
 #include "kernels/codecs.h"
 #include "kernels/low_rank.h"
 #include "kernels/reduce.h"
-#include "kernels/wire.h"
+#include "kernels/wire_form.h"
 
 namespace pycoll::kernels {
 

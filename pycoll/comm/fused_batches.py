@@ -3,8 +3,8 @@
 Arrays of equal dtype, of up to 256 KiB each, travel end to end in messages of up to 16 MiB. A
 longer array travels alone, straight from its memory. The assignment of arrays to messages depends
 only on their order, dtypes and lengths (bindings/calls/fusions.h), so all ranks compute the same
-one. Native code repeats lists all of whose arrays it knows (bindings/calls/lists.cpp); this module
-runs the others.
+one. Native code repeats lists all of whose arrays it knows (bindings/calls/fused_calls.cpp); this
+module runs the others.
 
 Arrays on devices are not copied into messages. One kernel launch reduces all arrays of equal dtype,
 of any length, in place.

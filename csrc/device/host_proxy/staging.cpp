@@ -6,28 +6,12 @@
 #include <system_error>
 #include <utility>
 
-#include "device/host_proxy/staging_message.h"
-
 namespace pycoll::device {
 namespace {
 
 constexpr Nanoseconds kMessagesLeaveWithin = 5'000'000'000;
 
 }  // namespace
-
-Staging::StagedMessage::~StagedMessage() {
-  if (is_of_parent()) return;
-  const Gpu::Current current(*gpu);
-  for (EventHandle event : {ready, copied}) {
-    if (event != nullptr) (void)gpu->driver().event_destroy(event);
-  }
-}
-
-std::string Staging::StagedMessage::text() const {
-  return std::string("device ") + (terms.sends ? "send" : "recv") + " of " +
-         std::to_string(terms.bytes) + " bytes " + (terms.sends ? "to" : "from") + " rank " +
-         std::to_string(terms.peer) + ", tag " + std::to_string(terms.tag);
-}
 
 Staging::Staging(Options options)
     : options_(std::move(options)),

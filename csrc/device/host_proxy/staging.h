@@ -32,13 +32,11 @@
 #include "device/channels/reserve.h"
 #include "device/driver/gpu.h"
 #include "device/driver/streams.h"
+#include "device/host_proxy/staging_message.h"
 #include "engine/operation.h"
 #include "executor/request.h"
 
 namespace pycoll::device {
-
-// Tags of the host's messages from here on belong to host staging; the caller's tags are below.
-inline constexpr std::uint32_t kStagedTags = std::uint32_t{1} << 31;
 
 // Threads: every method from any thread at any time, except the destructor.
 class Staging {
@@ -61,18 +59,7 @@ class Staging {
     std::uint32_t rank = 0;
     std::uint64_t group = 0;  // as for OwnStreams
   };
-  // `address` is device memory in C order, which the caller keeps until is_over().
-  struct Terms {
-    bool sends = false;
-    int peer = 0;
-    std::uint32_t tag = 0;  // below kStagedTags
-    Address address = 0;
-    std::uint64_t bytes = 0;
-    Nanoseconds timeout = kForever;  // counted from when the stream has reached the message
-    StreamHandle stream = nullptr;
-    Copies copies{};  // before a send, after a receive
-  };
-  class StagedMessage;
+  using Terms = StagedTerms;
 
   // Starts no thread yet. kTransport if the driver refuses a stream.
   static Status open(Options options, std::unique_ptr<Staging>* staging);
@@ -87,8 +74,7 @@ class Staging {
   Status follow(StreamHandle stream, StreamHandle other);
   // Begins messages, sends first, and returns them in the order of `all`. After kInvalidArgument or
   // lack of memory, no message has begun.
-  Status begin(const std::vector<Terms>& all,
-               std::vector<std::shared_ptr<StagedMessage>>* messages);
+  Status begin(const std::vector<Terms>& all, std::vector<std::shared_ptr<StagedMessage>>* messages);
   // Work put in `stream` from now on finds a received array complete, and may overwrite a sent one;
   // the host does not wait. Returns the message's failure, if it is known.
   Status join(StagedMessage& message, StreamHandle stream);
@@ -129,9 +115,8 @@ class Staging {
 
   Options options_;
   OwnStreams own_streams_;
-  StreamHandle own_stream_ = nullptr;  // the thread's copies
-  std::list<std::shared_ptr<StagedMessage>>
-      under_way_;  // the thread's alone, in the order of calls
+  StreamHandle own_stream_ = nullptr;              // the thread's copies
+  std::list<std::shared_ptr<StagedMessage>> under_way_;  // the thread's alone, in the order of calls
   std::atomic<bool> failed_{false};
   std::atomic<bool> ending_{false};
   mutable std::mutex mutex_;  // guards the members below; not held while the driver is called

@@ -1,21 +1,42 @@
-// A message under way in host staging; included by the files of Staging only.
+// A message under way in host staging (staging.h).
 #pragma once
 
 #include <unistd.h>
 
 #include <atomic>
+#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <utility>
 
-#include "device/host_proxy/staging.h"
+#include "base/clock.h"
+#include "device/channels/reserve.h"
+#include "device/driver/gpu.h"
+#include "device/driver/streams.h"
+#include "engine/operation.h"
 
 namespace pycoll::device {
 
-class Staging::StagedMessage {
+// Tags of the host's messages from here on belong to host staging; the caller's tags are below.
+inline constexpr std::uint32_t kStagedTags = std::uint32_t{1} << 31;
+
+// `address` is device memory in C order, which the caller keeps until is_over().
+struct StagedTerms {
+  bool sends = false;
+  int peer = 0;
+  std::uint32_t tag = 0;  // below kStagedTags
+  Address address = 0;
+  std::uint64_t bytes = 0;
+  Nanoseconds timeout = kForever;  // counted from when the stream has reached the message
+  StreamHandle stream = nullptr;
+  Copies copies{};  // before a send, after a receive
+};
+
+// The fields belong to Staging; its callers hold messages without looking inside.
+class StagedMessage {
  public:
-  StagedMessage(std::shared_ptr<const Gpu> gpu_in, Terms terms_in)
+  StagedMessage(std::shared_ptr<const Gpu> gpu_in, StagedTerms terms_in)
       : gpu(std::move(gpu_in)), terms(std::move(terms_in)) {}
   ~StagedMessage();
   StagedMessage(const StagedMessage&) = delete;
@@ -31,7 +52,7 @@ class Staging::StagedMessage {
   }
 
   const std::shared_ptr<const Gpu> gpu;
-  const Terms terms;
+  const StagedTerms terms;
   const pid_t pid = ::getpid();
   EventHandle ready = nullptr;   // the stream has reached the message, and has copied a sent array
   EventHandle copied = nullptr;  // behind the copy to a received array

@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "device/host_proxy/staging.h"
-#include "device/host_proxy/staging_message.h"
 
 namespace pycoll::device {
 namespace {

@@ -19,7 +19,7 @@
 #include "base/bytes.h"
 #include "base/clock.h"
 #include "base/prng.h"
-#include "transport/sim/sim.h"
+#include "transport/sim/sim_options.h"
 #include "transport/transport.h"
 
 namespace pycoll::transport {

@@ -99,9 +99,9 @@ bool TcpTransport::poll() {
 bool TcpTransport::flush_in_turns() {
   bool moved = false;
   for (std::size_t begin = 0, end = 0; begin < turns_.size(); begin = end) {
-    const TcpChannels* peer = turns_[begin].channels;
-    while (end < turns_.size() && turns_[end].channels == peer) ++end;
-    for (TcpStream* stream : peer->streams.all) {
+    const TcpStreams* peer = turns_[begin].streams;
+    while (end < turns_.size() && turns_[end].streams == peer) ++end;
+    for (TcpStream* stream : peer->all) {
       std::size_t segments = 0;
       for (std::size_t turn = begin; turn < end; ++turn) segments += turns_[turn].stream == stream;
       if (segments != 0) moved |= stream->flush_unless_blocked(segments);

@@ -77,7 +77,7 @@ class TcpTransport final : public Transport, private OutputQueue {
   UniqueFd doorbell_;
   std::vector<std::unique_ptr<TcpLink>> by_rank_;
   std::vector<TcpLink*> links_;
-  std::vector<WaitingSegment> turns_;  // see TcpChannels::turns
+  std::vector<WaitingSegment> turns_;  // see TcpStreams::turns
   std::size_t stream_count_ = 0;
 
   // The socket that the last news came from, and how many times in a row.

@@ -1,231 +1,63 @@
-// The channels of the TCP transport: counters and slot buffers. A channel never touches a socket;
-// it hands segments to a stream (tcp_stream.h), which frames them and moves the bytes. The segments
-// of a channel may take several streams and thus arrive out of order; both ends identify them by
-// their numbers. WIRE.md explains the credits.
+// The channels of the TCP transport, as its users see them. A channel never touches a socket; it
+// submits its segments to a stream (tcp_stream.h).
 //
 // Threads: those of the Transport. A link owns its channels and outlives every call to them.
 #pragma once
 
-#include <algorithm>
-#include <array>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
-#include <new>
-#include <vector>
 
 #include "transport/capabilities.h"
-#include "transport/tcp/frame.h"
+#include "transport/tcp/tcp_segments.h"
+#include "transport/tcp/tcp_stream.h"
 
 namespace pycoll::transport {
 
-class TcpChannels;
-class TcpStream;
-
-// The sockets of a link, as its channels see them. The home of a channel is the socket with index
-// (channel number mod number of sockets). A channel's credits travel there, and its segments too.
-// On a link over several rails the long segments rotate over all sockets instead.
-struct TcpStreams {
-  std::vector<TcpStream*> all;
-  bool striped = false;  // the sockets use more than one rail
-
-  TcpStream& home(std::uint32_t channel) const { return *all[channel % all.size()]; }
-};
-
-// The set of completed segments of a channel. Segments may complete in any order.
-class Tally {
- public:
-  // Requires: the segment is new, and fewer than kTcpDepth segments lie between it and before().
-  void add(std::uint32_t segment) {
-    beyond_ |= bit(segment);
-    for (; (beyond_ & bit(before_)) != 0; ++before_) beyond_ &= ~bit(before_);
-  }
-  // The number of the first segment that is not completed.
-  std::uint32_t before() const { return before_; }
-  // Requires: as for add().
-  bool has(std::uint32_t segment) const { return (beyond_ & bit(segment)) != 0; }
-
- private:
-  static std::uint32_t bit(std::uint32_t segment) { return 1u << segment % kTcpDepth; }
-  static_assert(kTcpDepth <= 32 && (kTcpDepth & (kTcpDepth - 1)) == 0, "numbers wrap around");
-
-  std::uint32_t before_ = 0;
-  std::uint32_t beyond_ = 0;
-};
-
-// kTcpDepth slot buffers of kSegmentBytesMax, 64-byte aligned. The first at() allocates them. Each
-// has space for a frame header in front, so that one read can fetch a whole frame.
-class StagingSlots {
- public:
-  // Requires: slot_buffer < kTcpDepth.
-  std::byte* at(std::uint32_t slot_buffer);
-
- private:
-  static constexpr std::align_val_t kAlignment{64};
-  static constexpr std::size_t kFront = 64;
-  static_assert(kFront >= sizeof(FrameHeader) &&
-                kFront % static_cast<std::size_t>(kAlignment) == 0);
-  // Not a multiple of 4096: neighbouring slots would share their cache sets.
-  static constexpr std::size_t kStride = kFront + kSegmentBytesMax + 256;
-  static_assert(kStride % static_cast<std::size_t>(kAlignment) == 0 && kStride % 4096 != 0);
-
-  struct Free {
-    void operator()(std::byte* memory) const { ::operator delete[](memory, kAlignment); }
-  };
-  std::unique_ptr<std::byte[], Free> memory_;
-};
-
-// The free slot buffers. take() returns the most recently freed one, because it is still cached.
-class FreeSlotBuffers {
- public:
-  FreeSlotBuffers() {
-    for (std::uint32_t slot_buffer = 0; slot_buffer < kTcpDepth; ++slot_buffer)
-      give_back(kTcpDepth - 1 - slot_buffer);
-  }
-  std::size_t count() const { return count_; }
-  // The buffer that take() returns after `others` further calls. Requires: others < count().
-  std::uint8_t next(std::size_t others) const { return slot_buffers_[count_ - 1 - others]; }
-  // Requires: fewer than kTcpDepth are taken.
-  std::uint8_t take() { return slot_buffers_[--count_]; }
-  void give_back(std::uint32_t slot_buffer) {
-    slot_buffers_[count_++] = static_cast<std::uint8_t>(slot_buffer);
-  }
-
- private:
-  std::array<std::uint8_t, kTcpDepth> slot_buffers_ = {};
-  std::size_t count_ = 0;
-};
-
-// Counters start at zero and never reset; they count modulo 2^32:
-//   released <= written.before() <= committed <= released + kTcpDepth
 class TcpSendChannel final : public SendChannel, private SourceRecord {
  public:
-  // `streams` outlives the channel.
-  TcpSendChannel(std::uint32_t number, const TcpStreams& streams)
-      : number_(number), streams_(streams) {}
+  // Both outlive the channel.
+  TcpSendChannel(OutgoingSegments& segments, const TcpStreams& streams)
+      : segments_(segments), streams_(streams) {}
 
   std::byte* reserve(std::size_t bytes) override;
   void commit(const SegmentHeader& header) override;
   bool hand_over(const SegmentHeader& header, const std::byte* data) override;
   // Also waits for committed segments: a rank that has finished an operation may not poll for long,
   // and bytes that the socket did not take would stay here.
-  bool drained() override { return written_.before() == committed_; }
+  bool drained() override { return segments_.all_written(); }
   SendCapabilities capabilities() override { return {.sources = this}; }
-
-  // The functions below are for the streams.
-  std::uint32_t number() const { return number_; }
-  // The segment; its memory stays valid until note_written(). Requires: the segment was submitted
-  // to a stream and is not yet written.
-  const Segment& at(std::uint32_t segment) const { return segments_[segment % kTcpDepth]; }
-  // Releases the segment's memory: the kernel has taken it whole, or it will never be sent.
-  void note_written(std::uint32_t segment) { written_.add(segment); }
-  // Takes the peer's counter of released segments; false if it counts segments that were not sent.
-  [[nodiscard]] bool accept_released(std::uint8_t released);
-  // Copies unwritten segments into the slot buffers, so that the caller may reuse its memory.
-  void let_go();
 
  private:
   bool flushed() override { return drained(); }
-  bool reads(const std::byte* data, std::size_t bytes) override;
-  bool full() const { return committed_ - released_ == kTcpDepth; }
+  bool reads(const std::byte* data, std::size_t bytes) override {
+    return segments_.reads(data, bytes);
+  }
   void submit(const SegmentHeader& header, const std::byte* data);
   TcpStream& stream_for(std::size_t bytes);
 
   // Shorter segments use the home socket: reading another socket costs more than sending them.
   static constexpr std::size_t kStripedBytesMin = 16 * 1024;
-
-  const std::uint32_t number_;
-  const TcpStreams& streams_;
-  std::array<Segment, kTcpDepth> segments_;
-  StagingSlots slots_;
-  std::size_t reserved_bytes_ = kNothing;
-  std::uint32_t committed_ = 0;
-  std::uint32_t released_ = 0;
-  Tally written_;
-  std::uint32_t striped_ = 0;  // segments that rotated over the sockets
-
   static constexpr std::size_t kNothing = ~std::size_t{0};
+
+  OutgoingSegments& segments_;
+  const TcpStreams& streams_;
+  std::size_t reserved_bytes_ = kNothing;
+  std::uint32_t striped_ = 0;  // segments that rotated over the sockets
 };
 
-// announced <= released <= received.before() <= announced + kTcpDepth
 class TcpRecvChannel final : public RecvChannel {
  public:
-  // `streams` outlives the channel.
-  TcpRecvChannel(std::uint32_t number, const TcpStreams& streams)
-      : number_(number), streams_(streams) {}
+  // `streams` and the segments of channel `number` outlive the channel.
+  TcpRecvChannel(std::uint32_t number, IncomingSegments& segments, const TcpStreams& streams)
+      : number_(number), segments_(segments), streams_(streams) {}
 
-  const Segment* peek() override;
+  const Segment* peek() override { return segments_.oldest(); }
   void release() override;
 
-  // The functions below are for the streams.
-  // Starts a segment with this number modulo 2^16 and returns the memory for its payload. nullptr
-  // if it has started before, or if the peer's credits do not allow it.
-  [[nodiscard]] std::byte* begin(const SegmentHeader& header, std::uint16_t segment);
-  // Fills in the payload addresses of the next segments, in the order in which they will start, and
-  // returns their number (at most `places`). Space for a frame header precedes each address. The
-  // memory stays unused until then.
-  template <std::size_t places>
-  std::size_t predict(std::array<std::byte*, places>* payloads) {
-    const std::size_t known = std::min(places, free_.count());
-    for (std::size_t i = 0; i < known; ++i) (*payloads)[i] = slots_.at(free_.next(i));
-    return known;
-  }
-  // The segment's payload has arrived whole. Requires: begin() returned its memory.
-  void complete(std::uint16_t segment);
-  // The counter for the next frame on the home stream. Marks all releases as announced.
-  std::uint8_t announce();
-
  private:
-  // True if the peer should get a credit now even without data in its direction: it may already be
-  // waiting for a free slot, or would soon.
-  bool credit_due() const;
-  // The full number of a segment within the peer's credits, from its value modulo 2^16.
-  std::uint32_t number_of(std::uint16_t segment) const {
-    return announced_ +
-           static_cast<std::uint16_t>(segment - static_cast<std::uint16_t>(announced_));
-  }
-  // This many unannounced releases are announced even to a sender that still has credits, to keep
-  // it going. Fewer wait for data in its direction.
-  static constexpr std::uint32_t kManyReleases = kTcpDepth * 3 / 4;
-
   const std::uint32_t number_;
+  IncomingSegments& segments_;
   const TcpStreams& streams_;
-  std::array<SegmentHeader, kTcpDepth> headers_;
-  StagingSlots slots_;
-  FreeSlotBuffers free_;
-  std::array<std::uint8_t, kTcpDepth> slot_buffers_ = {};  // by segment that has begun
-  Segment oldest_;
-  Tally received_;
-  std::array<bool, kTcpDepth> begun_ = {};  // begun and not released
-  std::uint32_t released_ = 0;
-  std::uint32_t announced_ = 0;
-};
-
-// A segment that waits for the transport's next poll(), in the order of the commits to all peers.
-struct WaitingSegment {
-  const TcpChannels* channels;  // of the link to the peer
-  TcpStream* stream;            // one of the link's sockets
-};
-
-// All channels of a link, each created on first use. The link and its streams share them.
-class TcpChannels {
- public:
-  // Requires: number < kChannelsMax; `streams` is complete.
-  TcpSendChannel& send(std::uint32_t number);
-  TcpRecvChannel& recv(std::uint32_t number);
-  // nullptr for a channel that was never used.
-  TcpSendChannel* used_send(std::uint32_t number) const { return send_[number].get(); }
-  TcpRecvChannel* used_recv(std::uint32_t number) const { return recv_[number].get(); }
-  void let_go();
-
-  TcpStreams streams;
-  // Where streams note each segment that waits for the next poll(); nullptr: nowhere. The transport
-  // owns and clears the list.
-  std::vector<WaitingSegment>* turns = nullptr;
-
- private:
-  std::array<std::unique_ptr<TcpSendChannel>, kChannelsMax> send_;
-  std::array<std::unique_ptr<TcpRecvChannel>, kChannelsMax> recv_;
 };
 
 }  // namespace pycoll::transport

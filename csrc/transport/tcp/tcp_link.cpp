@@ -21,9 +21,8 @@ std::uint64_t key_of(int peer, std::size_t index) {
 }  // namespace
 
 Status TcpLink::open(std::vector<UniqueFd> sockets) {
-  const auto stride = static_cast<std::uint32_t>(sockets.size());
   std::set<std::pair<std::string, std::string>> rails;
-  for (std::uint32_t index = 0; index < stride; ++index) {
+  for (std::uint32_t index = 0; index < sockets.size(); ++index) {
     const int fd = sockets[index].get();
     end_with_process(fd);
     if (Status status = prepare_socket(fd); !status.ok()) return status;
@@ -31,12 +30,13 @@ Status TcpLink::open(std::vector<UniqueFd> sockets) {
     const std::string address = ends.known() ? to_text(ends) : address_;
     rails.emplace(ends.near.host, ends.far.host);
     Socket socket;
-    socket.stream = std::make_unique<TcpStream>(std::move(sockets[index]), index, stride, channels_,
-                                                index == 0 ? &notices_ : nullptr, address);
-    channels_.streams.all.push_back(socket.stream.get());
+    socket.stream =
+        std::make_unique<TcpStream>(std::move(sockets[index]), index, segments_, streams_,
+                                    index == 0 ? &notices_ : nullptr, address);
+    streams_.all.push_back(socket.stream.get());
     sockets_.push_back(std::move(socket));
   }
-  channels_.streams.striped = rails.size() > 1;
+  streams_.striped = rails.size() > 1;
   return {};
 }
 
@@ -71,9 +71,19 @@ void TcpLink::forget(Socket& socket) const {
   (void)::epoll_ctl(epoll_, EPOLL_CTL_DEL, socket.stream->fd(), nullptr);
 }
 
-SendChannel& TcpLink::send_channel(std::uint32_t number) { return channels_.send(number); }
+SendChannel& TcpLink::send_channel(std::uint32_t number) {
+  OutgoingSegments& segments = segments_.out(number);
+  auto& channel = sends_[number];
+  if (!channel) channel.emplace(segments, streams_);
+  return *channel;
+}
 
-RecvChannel& TcpLink::recv_channel(std::uint32_t number) { return channels_.recv(number); }
+RecvChannel& TcpLink::recv_channel(std::uint32_t number) {
+  IncomingSegments& segments = segments_.in(number);
+  auto& channel = recvs_[number];
+  if (!channel) channel.emplace(number, segments, streams_);
+  return *channel;
+}
 
 void TcpLink::post(const Notice& notice) {
   if (notices_.outgoing.failure != 0) return;  // a failure is final
@@ -181,7 +191,7 @@ std::size_t TcpLink::unsent() const {
 }
 
 void TcpLink::let_go() {
-  channels_.let_go();
+  segments_.let_go();
   for (Socket& socket : sockets_) socket.stream->let_go();
 }
 

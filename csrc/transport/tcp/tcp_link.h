@@ -5,14 +5,18 @@
 // Threads: those of the Transport, which owns the link.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "base/clock.h"
 #include "base/status.h"
 #include "base/unique_fd.h"
+#include "transport/tcp/tcp_channel.h"
+#include "transport/tcp/tcp_segments.h"
 #include "transport/tcp/tcp_socket.h"
 #include "transport/tcp/tcp_stream.h"
 #include "transport/transport.h"
@@ -22,10 +26,10 @@ namespace pycoll::transport {
 class TcpLink final : public Link {
  public:
   // `address` names the peer if its sockets have no addresses. `epoll` and `turns`, see
-  // TcpChannels, are borrowed and outlive the link.
+  // TcpStreams, are borrowed and outlive the link.
   TcpLink(int peer, std::string address, int epoll, std::vector<WaitingSegment>* turns)
       : peer_(peer), address_(std::move(address)), epoll_(epoll) {
-    channels_.turns = turns;
+    streams_.turns = turns;
   }
   // Prepares the sockets. Called once; after a failure the link must not be used.
   Status open(std::vector<UniqueFd> sockets);
@@ -78,7 +82,10 @@ class TcpLink final : public Link {
   const std::string address_;
   const int epoll_;
   NoticeBox notices_;
-  TcpChannels channels_;
+  LinkSegments segments_;
+  TcpStreams streams_;
+  std::array<std::optional<TcpSendChannel>, kChannelsMax> sends_;  // made on first use
+  std::array<std::optional<TcpRecvChannel>, kChannelsMax> recvs_;
   std::vector<Socket> sockets_;
   LinkState state_ = LinkState::kOpen;
   std::string reason_;

@@ -18,13 +18,36 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "base/unique_fd.h"
 #include "transport/tcp/frame.h"
-#include "transport/tcp/tcp_channel.h"
+#include "transport/tcp/tcp_segments.h"
 #include "transport/transport.h"
 
 namespace pycoll::transport {
+
+class TcpStream;
+struct TcpStreams;
+
+// A segment that waits for the transport's next poll(), in the order of the commits to all peers.
+struct WaitingSegment {
+  const TcpStreams* streams;  // of the link to the peer
+  TcpStream* stream;          // one of them
+};
+
+// The sockets of a link. The home of a channel is the socket with index (channel number mod number
+// of sockets). A channel's credits travel there, and its segments too. On a link over several rails
+// the long segments rotate over all sockets instead.
+struct TcpStreams {
+  std::vector<TcpStream*> all;
+  bool striped = false;  // the sockets use more than one rail
+  // Where streams note each segment that waits for the next poll(); nullptr: nowhere. The transport
+  // owns and clears the list.
+  std::vector<WaitingSegment>* turns = nullptr;
+
+  TcpStream& home(std::uint32_t channel) const { return *all[channel % all.size()]; }
+};
 
 // The newest notice in each direction. A link shares it with its first stream, which sends it.
 struct NoticeBox {
@@ -42,11 +65,11 @@ class TcpStream {
     kBroken,   // fault() has the reason; segments that arrived whole can still be received
   };
 
-  // `socket` was prepared by prepare_socket(). The stream is the home of the channels with
-  // number % stride == index, but accepts segments of any channel. `notices` is null except for the
-  // stream with index 0. `address` names the socket's ends in error texts.
-  // Requires: `channels` and `notices` outlive the stream.
-  TcpStream(UniqueFd socket, std::uint32_t index, std::uint32_t stride, TcpChannels& channels,
+  // `socket` was prepared by prepare_socket(). The stream is number `index` of `streams`; it
+  // accepts segments of any channel. `notices` is null except for the stream with index 0.
+  // `address` names the socket's ends in error texts. Requires: `segments`, `streams` and `notices`
+  // outlive the stream.
+  TcpStream(UniqueFd socket, std::uint32_t index, LinkSegments& segments, const TcpStreams& streams,
             NoticeBox* notices, std::string address);
 
   // Reads the input, at most a few segments; true if anything changed.
@@ -61,14 +84,14 @@ class TcpStream {
 
   // Called by the channels. submit(): a segment was committed and leaves on this stream.
   // credit_due(): the peer should learn of releases, now or with the next flush().
-  void submit(TcpSendChannel& channel, std::uint32_t segment);
+  void submit(OutgoingSegments& channel, std::uint32_t segment);
   void credit_due(bool now);
 
   // Ends the output with a goodbye frame, after everything pending.
   void say_goodbye() { goodbye_ = Goodbye::kWanted; }
   // Writes nothing any more, and releases memory that was handed over.
   void abandon_output();
-  // Updates the payload addresses of staged frames after TcpSendChannel::let_go() moved them.
+  // Updates the payload addresses of staged frames after OutgoingSegments::let_go() moved them.
   void let_go();
   // Ends the stream on behalf of the link: another stream has failed, or the host is silent.
   void fail(std::string fault);
@@ -84,11 +107,11 @@ class TcpStream {
   struct OutFrame {
     FrameHeader header;
     const std::byte* payload = nullptr;
-    TcpSendChannel* channel = nullptr;  // that the segment belongs to, or nullptr
+    OutgoingSegments* channel = nullptr;  // that the segment belongs to, or nullptr
     std::uint32_t segment = 0;
   };
   struct Waiting {
-    TcpSendChannel* channel = nullptr;
+    OutgoingSegments* channel = nullptr;
     std::uint32_t segment = 0;
   };
   enum class Goodbye : std::uint8_t { kNone, kWanted, kStaged };
@@ -106,7 +129,7 @@ class TcpStream {
   static constexpr std::uint32_t kStreakMin = 2;
   static constexpr std::size_t kPredictedMax = 3;
 
-  bool is_home(std::uint32_t channel) const { return channel % stride_ == index_; }
+  bool is_home(std::uint32_t channel) const { return &streams_.home(channel) == this; }
 
   // Input (tcp_stream_in.cpp).
   [[nodiscard]] bool read_once(std::size_t* frames, bool* more);
@@ -122,6 +145,7 @@ class TcpStream {
   [[nodiscard]] bool begin_frame(const FrameHeader& header);
   [[nodiscard]] bool accept_counters(const FrameHeader& header);
   void finish_frame();
+  void finish_segment();
   void accept_notice();
   void end_of_input(int error);
   void fail_malformed(const std::string& what);
@@ -136,8 +160,8 @@ class TcpStream {
 
   UniqueFd socket_;
   const std::uint32_t index_;
-  const std::uint32_t stride_;
-  TcpChannels& channels_;
+  LinkSegments& segments_;
+  const TcpStreams& streams_;
   NoticeBox* const notices_;
   const std::string address_;
   State state_ = State::kOpen;

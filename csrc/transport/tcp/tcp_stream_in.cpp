@@ -81,7 +81,7 @@ bool TcpStream::read_once(std::size_t* frames, bool* more) {
 TcpStream::Predicted TcpStream::predict() {
   Predicted found;
   if (streak_ < kStreakMin || ahead_end_ != 0) return found;
-  found.count = channels_.recv(incoming_.channel).predict(&found.payloads);
+  found.count = segments_.in(incoming_.channel).predict(&found.payloads);
   found.bytes = incoming_.bytes;
   return found;
 }
@@ -171,7 +171,7 @@ bool TcpStream::begin_frame(const FrameHeader& header) {
     target_ = reinterpret_cast<std::byte*>(&notice_in_);
   } else if (header.type == FrameType::kData) {
     target_ =
-        channels_.recv(header.channel)
+        segments_.in(header.channel)
             .begin({header.sequence, header.agreement, header.bytes, header.tag}, header.segment);
     if (target_ == nullptr) {
       fail_malformed("segment " + std::to_string(header.segment) +
@@ -186,7 +186,7 @@ bool TcpStream::begin_frame(const FrameHeader& header) {
 bool TcpStream::accept_counters(const FrameHeader& header) {
   for (std::uint32_t number = 0; number < kChannelsMax; ++number) {
     const std::uint8_t released = header.released[number];
-    TcpSendChannel* channel = is_home(number) ? channels_.used_send(number) : nullptr;
+    OutgoingSegments* channel = is_home(number) ? segments_.used_out(number) : nullptr;
     if (channel != nullptr ? channel->accept_released(released) : released == 0) continue;
     fail_malformed("it counts " + std::to_string(released) + " released segments of channel " +
                    std::to_string(number) + ", more than were sent");
@@ -199,7 +199,7 @@ void TcpStream::finish_frame() {
   in_payload_ = false;
   switch (incoming_.type) {
     case FrameType::kData:
-      channels_.recv(incoming_.channel).complete(incoming_.segment);
+      finish_segment();
       break;
     case FrameType::kNotice:
       accept_notice();
@@ -213,6 +213,13 @@ void TcpStream::finish_frame() {
   }
 }
 
+void TcpStream::finish_segment() {
+  IncomingSegments& channel = segments_.in(incoming_.channel);
+  channel.complete(incoming_.segment);
+  // The sender may just have used its last credit while some releases are unannounced.
+  if (channel.is_credit_due()) streams_.home(incoming_.channel).credit_due(false);
+}
+
 void TcpStream::accept_notice() {
   if (notices_->newest.failure != 0) return;  // a failure is final
   notices_->newest = notice_in_;
@@ -223,8 +230,7 @@ void TcpStream::accept_notice() {
 void TcpStream::end_of_input(int error) {
   if (error == 0 && output_error_ != 0 && output_error_ != EPIPE) error = output_error_;
   // A rank that gives up a link closes all its sockets; a socket with unread data then resets.
-  const std::string elsewhere =
-      channels_.streams.striped ? ", or it lost another rail to here" : "";
+  const std::string elsewhere = streams_.striped ? ", or it lost another rail to here" : "";
   if (error == ECONNRESET) return fail("connection reset by " + address_ + elsewhere);
   if (error != 0) return fail("connection to " + address_ + " failed: " + std::strerror(error));
   const bool between = !in_payload_ && ahead_end_ == 0;

@@ -24,16 +24,16 @@ constexpr std::size_t kJoinedBytes = 1024;
 
 }  // namespace
 
-TcpStream::TcpStream(UniqueFd socket, std::uint32_t index, std::uint32_t stride,
-                     TcpChannels& channels, NoticeBox* notices, std::string address)
+TcpStream::TcpStream(UniqueFd socket, std::uint32_t index, LinkSegments& segments,
+                     const TcpStreams& streams, NoticeBox* notices, std::string address)
     : socket_(std::move(socket)),
       index_(index),
-      stride_(stride),
-      channels_(channels),
+      segments_(segments),
+      streams_(streams),
       notices_(notices),
       address_(std::move(address)) {}
 
-void TcpStream::submit(TcpSendChannel& channel, std::uint32_t segment) {
+void TcpStream::submit(OutgoingSegments& channel, std::uint32_t segment) {
   if (output_over_) return channel.note_written(segment);
   PYCOLL_ASSERT(waiting_count_ < waiting_.size(), "%zu segments wait on one socket",
                 waiting_count_);
@@ -41,8 +41,8 @@ void TcpStream::submit(TcpSendChannel& channel, std::uint32_t segment) {
   ++waiting_count_;
   if (channel.at(segment).header.bytes < kGatheredBytesMin) {
     (void)flush_unless_blocked();
-  } else if (channels_.turns != nullptr) {
-    channels_.turns->push_back({&channels_, this});
+  } else if (streams_.turns != nullptr) {
+    streams_.turns->push_back({&streams_, this});
   }
 }
 
@@ -138,8 +138,9 @@ TcpStream::OutFrame& TcpStream::stage_frame(FrameType type, std::uint32_t bytes)
   frame.header.type = type;
   frame.header.number = frames_out_++;
   frame.header.bytes = bytes;
-  for (std::uint32_t number = index_; number < kChannelsMax; number += stride_) {
-    TcpRecvChannel* channel = channels_.used_recv(number);
+  const auto stride = static_cast<std::uint32_t>(streams_.all.size());
+  for (std::uint32_t number = index_; number < kChannelsMax; number += stride) {
+    IncomingSegments* channel = segments_.used_in(number);
     if (channel != nullptr) frame.header.released[number] = channel->announce();
   }
   credit_due_ = false;
@@ -155,7 +156,7 @@ void TcpStream::stage_segment() {
   --waiting_count_;
   const Segment& segment = channel->at(number);
   OutFrame& frame = stage_frame(FrameType::kData, segment.header.bytes);
-  frame.header.channel = static_cast<std::uint8_t>(channel->number());
+  frame.header.channel = static_cast<std::uint8_t>(channel->channel());
   frame.header.segment = static_cast<std::uint16_t>(number);
   frame.header.sequence = segment.header.sequence;
   frame.header.agreement = segment.header.agreement;

@@ -385,6 +385,12 @@ void Medium::close() {
 }  // namespace
 }  // namespace verbs
 
+std::string verbs_missing() {
+  std::string why;
+  (void)verbs::library(&why);
+  return why;
+}
+
 Status VerbsTransport::create(int rank, int size, const std::vector<VerbsPort>& ports,
                               std::unique_ptr<VerbsTransport>* made) {
   std::string why;

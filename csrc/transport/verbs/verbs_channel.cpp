@@ -3,7 +3,7 @@
 #include <cstring>
 
 #include "base/assert.h"
-#include "transport/verbs/verbs_link.h"
+#include "base/copy.h"
 
 namespace pycoll::transport::verbs {
 
@@ -26,7 +26,7 @@ void VerbsSendChannel::commit(const SegmentHeader& header) {
 bool VerbsSendChannel::has_space() {
   if (committed_ - released_ == kVerbsDepth ||
       !link_.rail_of(number_, committed_).done(free_at_[committed_ % kVerbsDepth])) {
-    link_.note_waiter();
+    link_.has_waiter = true;
     return false;
   }
   drop(committed_);
@@ -48,7 +48,7 @@ void VerbsSendChannel::submit(const SegmentHeader& header, std::uint64_t to) {
 }
 
 Registration* VerbsSendChannel::acquire(const std::byte* data, std::size_t bytes) const {
-  if (bytes < kInPlaceBytesMin || abandoned_ || link_.has_let_go()) return nullptr;
+  if (bytes < kInPlaceBytesMin || abandoned_ || link_.has_let_go) return nullptr;
   return link_.rail_of(number_, committed_).registrations().acquire(data, bytes);
 }
 
@@ -99,14 +99,14 @@ bool VerbsSendChannel::is_exposable(const std::byte* data, std::size_t bytes, bo
 bool VerbsSendChannel::drained() {
   release_read_sources();
   if (posted_ == committed_ && source_count_ == 0) return true;
-  link_.note_waiter();
+  link_.has_waiter = true;
   return false;
 }
 
 bool VerbsSendChannel::flushed() {
   release_read_sources();
   if (source_count_ == 0) return true;
-  link_.note_waiter();
+  link_.has_waiter = true;
   return false;
 }
 
@@ -115,7 +115,7 @@ bool VerbsSendChannel::reads(const std::byte* data, std::size_t bytes) {
   for (const Source& source : sources_) {
     if (source.data == nullptr) continue;
     if (source.data < data + bytes && data < source.data + source.bytes) {
-      link_.note_waiter();
+      link_.has_waiter = true;
       return true;
     }
   }

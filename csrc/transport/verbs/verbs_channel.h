@@ -1,18 +1,41 @@
 // The channels of the verbs transport: counters over slots of registered memory. A channel posts
-// nothing itself; it submits segments to its link (verbs_link.h). VERBS.md explains the credits.
+// nothing itself; it submits segments to its link (ChannelOwner). VERBS.md explains the credits.
 //
 // Threads: those of the Transport. A link owns its channels and outlives every call to them.
 #pragma once
 
 #include <array>
 #include <cstdint>
+#include <vector>
 
+#include "transport/capabilities.h"
 #include "transport/verbs/verbs_layout.h"
 #include "transport/verbs/verbs_rail.h"
 
 namespace pycoll::transport::verbs {
 
-class VerbsLink;
+// The link, as its channels see it: the state that they share, and requests to send.
+class ChannelOwner {
+ public:
+  // The rail that carries a segment of a channel.
+  const Rail& rail_of(std::uint32_t channel, std::uint32_t segment) const {
+    return rails[rail_of_segment(channel, segment, static_cast<std::uint32_t>(rails.size()))];
+  }
+  // Queues the committed segment of channel `number`.
+  virtual void submit(std::uint32_t number) = 0;
+  // Slots of channel `number` were released. The peer receives the count now or with the next
+  // flush().
+  virtual void credit_due(std::uint32_t number, bool now) = 0;
+
+  std::vector<Rail> rails;
+  // A caller polled without success, so the next completion of a send counts as progress.
+  bool has_waiter = false;
+  // Nothing is sent from user memory any more.
+  bool has_let_go = false;
+
+ protected:
+  ~ChannelOwner() = default;
+};
 
 // Counters start at zero and wrap modulo 2^32:
 //   released <= posted <= committed <= released + kVerbsDepth
@@ -25,7 +48,7 @@ class VerbsLink;
 class VerbsSendChannel final : public SendChannel, SourceRecord, ZeroCopySender, RegionSender {
  public:
   // Slots lie in the outgoing areas of the link's rails, after Rail::open().
-  VerbsSendChannel(std::uint32_t number, VerbsLink& link) : number_(number), link_(link) {}
+  VerbsSendChannel(std::uint32_t number, ChannelOwner& link) : number_(number), link_(link) {}
 
   std::byte* reserve(std::size_t bytes) override;
   void commit(const SegmentHeader& header) override;
@@ -97,7 +120,7 @@ class VerbsSendChannel final : public SendChannel, SourceRecord, ZeroCopySender,
   void drop(std::uint32_t segment);
 
   const std::uint32_t number_;
-  VerbsLink& link_;
+  ChannelOwner& link_;
   // by slot: the position after which it is free
   std::array<std::uint64_t, kVerbsDepth> free_at_{};
   std::array<Source, kVerbsDepth> sources_;           // by slot
@@ -116,7 +139,7 @@ class VerbsSendChannel final : public SendChannel, SourceRecord, ZeroCopySender,
 class VerbsRecvChannel final : public RecvChannel {
  public:
   // Segments lie in the incoming areas of the link's rails, after Rail::open().
-  VerbsRecvChannel(std::uint32_t number, VerbsLink& link) : number_(number), link_(link) {}
+  VerbsRecvChannel(std::uint32_t number, ChannelOwner& link) : number_(number), link_(link) {}
 
   const Segment* peek() override;
   void release() override;
@@ -139,7 +162,7 @@ class VerbsRecvChannel final : public RecvChannel {
   static constexpr std::uint32_t kManyReleases = kVerbsDepth / 2;
 
   const std::uint32_t number_;
-  VerbsLink& link_;
+  ChannelOwner& link_;
   std::array<SegmentHeader, kVerbsDepth> headers_;    // by slot
   std::array<bool, kVerbsDepth> written_directly_{};  // by slot
   std::array<bool, kVerbsDepth> early_{};  // by slot: has arrived, but an earlier one has not

@@ -15,21 +15,21 @@ namespace pycoll::transport::verbs {
 
 VerbsLink::VerbsLink(const std::vector<OpenPort*>& ports, int peer)
     : peer_(peer), rail_count_(static_cast<std::uint32_t>(ports.size())) {
-  rails_.reserve(ports.size());
+  rails.reserve(ports.size());
   for (OpenPort* port : ports) {
-    rails_.emplace_back(*port, peer, static_cast<std::uint32_t>(rails_.size()), rail_count_);
+    rails.emplace_back(*port, peer, static_cast<std::uint32_t>(rails.size()), rail_count_);
   }
   sends_.reserve(kChannelsMax);
   recvs_.reserve(kChannelsMax);
   for (std::uint32_t number = 0; number < kChannelsMax; ++number) {
-    sends_.emplace_back(number, *this);
-    recvs_.emplace_back(number, *this);
+    sends_.emplace_back(number, static_cast<ChannelOwner&>(*this));
+    recvs_.emplace_back(number, static_cast<ChannelOwner&>(*this));
   }
 }
 
 Status VerbsLink::prepare(std::string* address) {
   std::string all;
-  for (Rail& rail : rails_) {
+  for (Rail& rail : rails) {
     PeerAddress own;
     if (Status status = rail.open(&own); !status.ok()) return status;
     all.append(reinterpret_cast<const char*>(&own), sizeof(own));
@@ -40,9 +40,9 @@ Status VerbsLink::prepare(std::string* address) {
 
 bool VerbsLink::accept_address(const std::string& text,
                                std::array<PeerAddress, kRailsMax>* peers) const {
-  if (text.size() != rails_.size() * sizeof(PeerAddress)) return false;
+  if (text.size() != rails.size() * sizeof(PeerAddress)) return false;
   std::memcpy(peers->data(), text.data(), text.size());
-  return std::all_of(rails_.begin(), rails_.end(),
+  return std::all_of(rails.begin(), rails.end(),
                      [&](const Rail& rail) { return rail.accepts((*peers)[rail.index()]); });
 }
 
@@ -51,7 +51,7 @@ Status VerbsLink::connect(const std::string& address, UniqueFd liveness, std::st
   std::array<PeerAddress, kRailsMax> peers;
   if (!accept_address(address, &peers)) {
     std::string ports;
-    for (const Rail& rail : rails_) ports += (ports.empty() ? "" : ", ") + rail.device().name();
+    for (const Rail& rail : rails) ports += (ports.empty() ? "" : ", ") + rail.device().name();
     return Status::error(Code::kInvalidArgument,
                          "verbs: " + std::to_string(address.size()) + " bytes from " + name_ +
                              " are no address of this pycoll version for " + ports +
@@ -59,7 +59,7 @@ Status VerbsLink::connect(const std::string& address, UniqueFd liveness, std::st
                          {peer_});
   }
   if (Status status = prepare_socket(liveness.get()); !status.ok()) return status;
-  for (Rail& rail : rails_) {
+  for (Rail& rail : rails) {
     if (Status status = rail.queue().connect(peers[rail.index()], name_); !status.ok()) {
       return status;
     }
@@ -91,13 +91,13 @@ void VerbsLink::post(const Notice& notice) {
 }
 
 std::string VerbsLink::grant(std::uint64_t offset, std::size_t bytes) {
-  const Region& region = rails_.front().region();
+  const Region& region = rails.front().region();
   PYCOLL_ASSERT(region.peers_write && offset <= region.bytes && bytes <= region.bytes - offset,
                 "a grant of %zu bytes at %llu", bytes, static_cast<unsigned long long>(offset));
   Grant made;
   made.address = region.address + offset;
   made.bytes = bytes;
-  for (const Rail& rail : rails_) made.rkeys[rail.index()] = rail.region_keys().rkey;
+  for (const Rail& rail : rails) made.rkeys[rail.index()] = rail.region_keys().rkey;
   granted_ = true;
   return {reinterpret_cast<const char*>(&made), sizeof(made)};
 }
@@ -129,13 +129,13 @@ void VerbsLink::credit_due(std::uint32_t number, bool now) {
 }
 
 bool VerbsLink::handle_send(std::uint32_t index, std::uint64_t id) {
-  rails_[index].queue().note_send(id);
+  rails[index].queue().note_send(id);
   silence_ends_ = kForever;
   if (goodbye_received_ && state_ == LinkState::kOpen && !reads_user_memory()) {
     end(LinkState::kClosed, "");
     return true;
   }
-  return std::exchange(has_waiter_, false);
+  return std::exchange(has_waiter, false);
 }
 
 namespace {
@@ -147,9 +147,9 @@ std::string reported_by(const Device& device) {
 }  // namespace
 
 void VerbsLink::handle_failure(std::uint32_t index, const ibv_wc& completion) {
-  rails_[index].broken = true;
+  rails[index].broken = true;
   if (state_ != LinkState::kOpen || goodbye_received_ || !failure_.empty()) return;
-  Device& device = rails_[index].device();
+  Device& device = rails[index].device();
   const std::string status = device.api().wc_status_str(completion.status);
   failed_device_ = &device;
   failed_here_ = completion.status == IBV_WC_LOC_QP_OP_ERR ||
@@ -163,7 +163,7 @@ void VerbsLink::handle_failure(std::uint32_t index, const ibv_wc& completion) {
 void VerbsLink::judge(Nanoseconds now) {
   if (state_ != LinkState::kOpen || failure_.empty() || goodbye_received_) return;
   if (failed_here_ && !is_explained()) {
-    grace_ends_ = std::min(grace_ends_, now + VerbsTransport::kReasonGrace);
+    grace_ends_ = std::min(grace_ends_, now + kReasonGrace);
   } else {
     fail(failure_text());
   }
@@ -182,7 +182,7 @@ std::string VerbsLink::no_answer(const Device& device) const {
 }
 
 bool VerbsLink::uses(const Device& device) const {
-  return std::any_of(rails_.begin(), rails_.end(),
+  return std::any_of(rails.begin(), rails.end(),
                      [&](const Rail& rail) { return &rail.device() == &device; });
 }
 
@@ -204,7 +204,7 @@ void VerbsLink::drop_output() {
 }
 
 void VerbsLink::let_go() {
-  has_let_go_ = true;
+  has_let_go = true;
   for (VerbsSendChannel& channel : sends_) channel.let_go();
 }
 
@@ -214,7 +214,7 @@ bool VerbsLink::reads_user_memory() {
 }
 
 void VerbsLink::stop() {
-  for (Rail& rail : rails_) {
+  for (Rail& rail : rails) {
     const auto reads = [&](const VerbsSendChannel& one) { return one.reads_over(rail); };
     if (std::none_of(sends_.begin(), sends_.end(), reads)) continue;
     fail(failure_.empty() ? no_answer(rail.device()) : failure_text());
@@ -237,24 +237,24 @@ bool VerbsLink::read_liveness(Nanoseconds now) {
     } else if (error != 0 && error != ECONNRESET) {
       fail("no answer from " + name_ + ": " + std::generic_category().message(error));
     } else {
-      grace_ends_ = std::min(grace_ends_, now + VerbsTransport::kGoodbyeGrace);
+      grace_ends_ = std::min(grace_ends_, now + kGoodbyeGrace);
     }
   }
   return true;
 }
 
 Rail* VerbsLink::silent_rail() {
-  const auto silent = std::find_if(rails_.begin(), rails_.end(), [](Rail& rail) {
+  const auto silent = std::find_if(rails.begin(), rails.end(), [](Rail& rail) {
     return !rail.device().trouble().empty() && rail.queue().owes_completions();
   });
-  return silent == rails_.end() ? nullptr : &*silent;
+  return silent == rails.end() ? nullptr : &*silent;
 }
 
 void VerbsLink::watch_ports(Nanoseconds now) {
   if (state_ != LinkState::kOpen || goodbye_received_ || silent_rail() == nullptr) {
     silence_ends_ = kForever;
   } else if (silence_ends_ == kForever) {
-    silence_ends_ = now + VerbsTransport::kSilenceLasts;
+    silence_ends_ = now + kSilenceLasts;
   }
 }
 

@@ -18,7 +18,7 @@
 
 namespace pycoll::transport::verbs {
 
-class VerbsLink final : public Link {
+class VerbsLink final : public Link, private ChannelOwner {
  public:
   // Makes one rail over each of `ports`, which outlive the link. Requires: is_rail_count().
   VerbsLink(const std::vector<OpenPort*>& ports, int peer);
@@ -37,19 +37,6 @@ class VerbsLink final : public Link {
   std::uint64_t notice_count() const { return notices_received_; }
   LinkState state() override { return state_; }
   std::string reason() const override { return reason_; }
-
-  // --- for the channels
-  const Rail& rail_of(std::uint32_t channel, std::uint32_t segment) const {
-    return rails_[rail_of_segment(channel, segment, rail_count_)];
-  }
-  bool has_let_go() const { return has_let_go_; }
-  // Queues the committed segment of channel `number`.
-  void submit(std::uint32_t number);
-  // Slots of channel `number` were released. The peer receives the count now or with the next
-  // flush().
-  void credit_due(std::uint32_t number, bool now);
-  // A caller polled without success, so the next completion of a send counts as progress.
-  void note_waiter() { has_waiter_ = true; }
 
   // --- for the transport
   // As Regions::grant and Regions::accept.
@@ -104,6 +91,8 @@ class VerbsLink final : public Link {
  private:
   static constexpr std::size_t kLineMax = kChannelsMax * kVerbsDepth;
 
+  void submit(std::uint32_t number) override;
+  void credit_due(std::uint32_t number, bool now) override;
   bool accept_address(const std::string& text, std::array<PeerAddress, kRailsMax>* peers) const;
   bool has_space();
   void post_segment(VerbsSendChannel& channel);
@@ -137,7 +126,6 @@ class VerbsLink final : public Link {
   const int peer_;
   const std::uint32_t rail_count_;
   std::string name_;
-  std::vector<Rail> rails_;
   UniqueFd liveness_;
   std::vector<VerbsSendChannel> sends_;
   std::vector<VerbsRecvChannel> recvs_;
@@ -172,8 +160,6 @@ class VerbsLink final : public Link {
   Nanoseconds grace_ends_ = kForever;
   Nanoseconds silence_ends_ = kForever;  // of ports; every completion restarts the wait
   bool connected_ = false;
-  bool has_waiter_ = false;
-  bool has_let_go_ = false;
 };
 
 }  // namespace pycoll::transport::verbs

@@ -22,8 +22,8 @@ bool VerbsLink::flush() {
   if (!failure_.empty()) return false;
   bool moved = false;
   while (has_space() && post_one()) moved = true;
-  for (Rail& rail : rails_) rail.queue().ring();
-  for (Rail& rail : rails_) {
+  for (Rail& rail : rails) rail.queue().ring();
+  for (Rail& rail : rails) {
     const int error = rail.queue().error();
     if (error == 0) continue;
     rail.broken = true;
@@ -35,14 +35,14 @@ bool VerbsLink::flush() {
 
 // Checks every rail, so that any kind of message fits on the rail that it belongs to.
 bool VerbsLink::has_space() {
-  return std::all_of(rails_.begin(), rails_.end(),
+  return std::all_of(rails.begin(), rails.end(),
                      [](Rail& rail) { return rail.queue().has_space(); });
 }
 
 // Notices go first, since they are rare and report failures; goodbyes go after everything else. The
 // first rail carries the messages that belong to no channel.
 bool VerbsLink::post_one() {
-  Rail& home = rails_.front();
+  Rail& home = rails.front();
   const bool final = outgoing_notice_.failure != 0;
   if (notice_waits_ && (final || (!notice_unread_ && home.done(notice_free_at_)))) {
     post_notice(home, final ? NoticePlace::kFinal : NoticePlace::kNewest);
@@ -69,7 +69,7 @@ bool VerbsLink::post_one() {
 // rail is sent without a header, which would take another packet after a payload of whole packets.
 void VerbsLink::post_segment(VerbsSendChannel& channel) {
   const std::uint32_t segment = channel.next();
-  Rail& rail = rails_[rail_of_segment(channel.number(), segment, rail_count_)];
+  Rail& rail = rails[rail_of_segment(channel.number(), segment, rail_count_)];
   const std::size_t slot = rail.slot(channel.number(), segment);
   auto* header = reinterpret_cast<SlotHeader*>(rail.outgoing(slot + kHeaderAt));
   const std::size_t bytes = header->header.bytes;
@@ -134,7 +134,7 @@ void VerbsLink::post_credit(std::uint32_t number) {
   credits_due_ &= ~(1u << number);
   const Immediate immediate{Kind::kCredit, static_cast<std::uint8_t>(number),
                             static_cast<std::uint16_t>(recvs_[number].announce())};
-  (void)rails_[rail_of_credits(number, rail_count_)].queue().send({}, immediate);
+  (void)rails[rail_of_credits(number, rail_count_)].queue().send({}, immediate);
 }
 
 void VerbsLink::post_notice(Rail& rail, NoticePlace place) {
@@ -153,7 +153,7 @@ void VerbsLink::post_notice(Rail& rail, NoticePlace place) {
 // reason.
 void VerbsLink::post_last_notice() {
   if (!connected_ || outgoing_notice_.failure == 0) return;
-  for (Rail& rail : rails_) {
+  for (Rail& rail : rails) {
     if (rail.broken || rail.ended || !rail.queue().has_space()) continue;
     post_notice(rail, NoticePlace::kFinal);
     rail.queue().ring();
@@ -163,7 +163,7 @@ void VerbsLink::post_last_notice() {
 
 void VerbsLink::post_goodbyes() {
   goodbye_ = Goodbye::kPosted;
-  for (Rail& rail : rails_) {
+  for (Rail& rail : rails) {
     rail.goodbye_done_at = rail.queue().send_last({Kind::kGoodbye, 0, 0});
   }
 }
@@ -181,14 +181,14 @@ void VerbsLink::say_goodbye() {
 bool VerbsLink::goodbye_is_done() const {
   if (state_ != LinkState::kOpen || !connected_ || goodbye_received_) return true;
   return goodbye_ == Goodbye::kPosted &&
-         std::all_of(rails_.begin(), rails_.end(),
+         std::all_of(rails.begin(), rails.end(),
                      [](const Rail& rail) { return rail.done(rail.goodbye_done_at); });
 }
 
 // --- input
 
 bool VerbsLink::handle_receive(std::uint32_t index, std::uint32_t immediate, std::uint32_t bytes) {
-  Rail& rail = rails_[index];
+  Rail& rail = rails[index];
   rail.queue().note_receive();
   if (state_ != LinkState::kOpen || goodbye_received_) return false;
   if (rail.ended) return fail_malformed("something follows its goodbye");
@@ -289,7 +289,7 @@ bool VerbsLink::receive_notice(const Rail& rail, Immediate what) {
 // the devices would still read user memory.
 bool VerbsLink::receive_goodbye(Rail& rail) {
   rail.ended = true;
-  if (!std::all_of(rails_.begin(), rails_.end(), [](const Rail& one) { return one.ended; })) {
+  if (!std::all_of(rails.begin(), rails.end(), [](const Rail& one) { return one.ended; })) {
     return false;
   }
   if (!reads_user_memory()) {
@@ -299,7 +299,7 @@ bool VerbsLink::receive_goodbye(Rail& rail) {
   goodbye_received_ = true;
   grace_ends_ = silence_ends_ = kForever;
   drop_output();
-  for (Rail& one : rails_) one.queue().stop();
+  for (Rail& one : rails) one.queue().stop();
   return false;
 }
 

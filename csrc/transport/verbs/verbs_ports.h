@@ -9,6 +9,7 @@
 #include <mutex>
 #include <vector>
 
+#include "transport/capabilities.h"
 #include "transport/verbs/verbs_registrations.h"
 
 namespace pycoll::transport::verbs {

@@ -2,10 +2,7 @@
 
 #include <dlfcn.h>
 
-#include "transport/verbs/verbs.h"
-
-namespace pycoll::transport {
-namespace verbs {
+namespace pycoll::transport::verbs {
 namespace {
 
 struct Library {
@@ -82,12 +79,4 @@ const Api* library(std::string* why) {
   return nullptr;
 }
 
-}  // namespace verbs
-
-std::string verbs_missing() {
-  std::string why;
-  (void)verbs::library(&why);
-  return why;
-}
-
-}  // namespace pycoll::transport
+}  // namespace pycoll::transport::verbs

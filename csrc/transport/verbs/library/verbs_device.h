@@ -11,7 +11,7 @@
 
 #include "base/status.h"
 #include "transport/verbs/library/verbs_api.h"
-#include "transport/verbs/verbs.h"
+#include "transport/verbs/verbs_options.h"
 
 namespace pycoll::transport::verbs {
 

@@ -113,7 +113,7 @@ TEST(a_device_that_gives_up_is_given_time_to_say_why) {
   fake.break_sends(0);
   send_any(ranks);
   const Nanoseconds start = now();
-  while (now() - start < VerbsTransport::kReasonGrace / 10) {
+  while (now() - start < transport::verbs::kReasonGrace / 10) {
     ranks.at(0).poll();
     CHECK(ranks.at(0).link(1)->state() == LinkState::kOpen, "judged before it said why: %s",
           ranks.at(0).link(1)->reason().c_str());
@@ -130,8 +130,8 @@ TEST(a_device_that_gives_up_and_never_says_why_is_waited_for_in_bounded_time) {
   fake.break_sends(0);
   send_any(ranks);
   const Nanoseconds start = now();
-  await_end(ranks, VerbsTransport::kReasonGrace + kSoon);
-  CHECK(now() - start >= VerbsTransport::kReasonGrace, "no time was given");
+  await_end(ranks, transport::verbs::kReasonGrace + kSoon);
+  CHECK(now() - start >= transport::verbs::kReasonGrace, "no time was given");
   check_reason(ranks, {"on fake0 port 1 failed (local"});
   const std::string reason = ranks.at(0).link(1)->reason();
   CHECK(reason.find("reported") == std::string::npos, "nothing was told: %s", reason.c_str());
@@ -146,7 +146,7 @@ TEST(a_sleeper_hears_why_its_device_gave_up) {
   const Nanoseconds start = now();
   bool told = false;
   while (ranks.at(0).link(1)->state() == LinkState::kOpen) {
-    CHECK(now() - start < VerbsTransport::kReasonGrace, "slept through it");
+    CHECK(now() - start < transport::verbs::kReasonGrace, "slept through it");
     pollfd bed{ranks.at(0).event_fd(), POLLIN, 0};
     if (ranks.at(0).arm() && ::poll(&bed, 1, 20) == 0 && !std::exchange(told, true)) {
       fake.tell_port_error(0);
@@ -170,8 +170,8 @@ TEST(a_port_in_trouble_that_says_nothing_more_is_given_up) {
   fake.stall(0, true);
   const Nanoseconds start = now();
   CHECK(try_send(channel, 1, 1, 5000), "no free slot");
-  await_end(ranks, VerbsTransport::kSilenceLasts + kSoon);
-  CHECK(now() - start >= VerbsTransport::kSilenceLasts, "given up early");
+  await_end(ranks, transport::verbs::kSilenceLasts + kSoon);
+  CHECK(now() - start >= transport::verbs::kSilenceLasts, "given up early");
   check_reason(ranks,
                {"rank 1 does not answer over fake0 port 1; the device reported: port error"});
 }

@@ -11,6 +11,11 @@
 
 namespace pycoll::bindings {
 
+// Slowest first.
+inline constexpr kernels::Isa kIsas[] = {kernels::Isa::kReference, kernels::Isa::kPortable,
+                                         kernels::Isa::kAvx2, kernels::Isa::kAvx512,
+                                         kernels::Isa::kAvx512Fp16};
+
 // The instruction set of that name. Throws InvalidArgumentError unless it is available here.
 kernels::Isa isa_of(const std::string& name);
 
@@ -32,7 +37,5 @@ struct BoundCodec {
  private:
   void check(const BufferView& values, const BufferView& codes) const;
 };
-
-void bind_codec(pybind11::module_& module);
 
 }  // namespace pycoll::bindings

@@ -11,11 +11,11 @@
 #include <utility>
 
 #include "base/cores.h"
-#include "bindings/calls/request.h"
 #include "bindings/core/bind.h"
 #include "bindings/core/gil.h"
 #include "bindings/core/handle.h"
-#include "bindings/core/work.h"
+#include "bindings/core/work_object.h"
+#include "bindings/engine/request.h"
 
 namespace pycoll::bindings {
 namespace {

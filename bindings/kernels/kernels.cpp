@@ -6,19 +6,15 @@
 #include <vector>
 
 #include "bindings/arrays/buffer.h"
-#include "bindings/calls/codec.h"
 #include "bindings/core/bind.h"
 #include "bindings/core/gil.h"
+#include "bindings/kernels/codec.h"
 #include "device/driver/driver.h"
 #include "device/host_proxy/network_memory.h"
 #include "device/kernels/kernels.h"
 
 namespace pycoll::bindings {
 namespace {
-
-constexpr kernels::Isa kIsas[] = {kernels::Isa::kReference, kernels::Isa::kPortable,
-                                  kernels::Isa::kAvx2, kernels::Isa::kAvx512,
-                                  kernels::Isa::kAvx512Fp16};
 
 // Throws InvalidArgumentError unless `good`.
 void require(bool good, const std::string& message) {
@@ -66,14 +62,6 @@ void combine(const BufferView& target, const std::vector<const BufferView*>& sou
 }
 
 }  // namespace
-
-kernels::Isa isa_of(const std::string& name) {
-  for (const kernels::Isa isa : kIsas) {
-    if (kernels::name_of(isa) == name && kernels::available(isa)) return isa;
-  }
-  require(false, "isa is '" + name + "': not available here");
-  return kernels::Isa::kReference;
-}
 
 void bind_kernels(py::module_& module) {
   module.def(

@@ -5,9 +5,9 @@
 #include <string>
 
 #include "bindings/arrays/buffer.h"
-#include "bindings/calls/codec.h"
 #include "bindings/core/bind.h"
 #include "bindings/core/gil.h"
+#include "bindings/kernels/codec.h"
 #include "kernels/stored_rows.h"
 
 namespace pycoll::bindings {

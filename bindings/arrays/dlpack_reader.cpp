@@ -1,5 +1,5 @@
 // Reads arrays of other libraries from DLPack capsules of both versions.
-#include "bindings/arrays/dlpack.h"
+#include "bindings/arrays/dlpack_reader.h"
 
 #include <optional>
 

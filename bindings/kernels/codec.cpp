@@ -1,4 +1,4 @@
-#include "bindings/calls/codec.h"
+#include "bindings/kernels/codec.h"
 
 #include "bindings/core/bind.h"
 #include "bindings/core/gil.h"
@@ -12,6 +12,16 @@ void require(bool good, const std::string& message) {
 }
 
 }  // namespace
+
+kernels::Isa isa_of(const std::string& name) {
+  for (const kernels::Isa isa : kIsas) {
+    if (kernels::name_of(isa) == name && kernels::available(isa)) return isa;
+  }
+  raise_if_failed(
+      Status::error(Code::kInvalidArgument, "isa is '" + name + "': not available here"),
+      "combine");
+  return kernels::Isa::kReference;
+}
 
 BoundCodec::BoundCodec(int kind, std::uint32_t block, bool stochastic, std::uint64_t seed,
                        const std::string& isa)

@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "bindings/arrays/buffer.h"
-#include "bindings/calls/codec.h"
 #include "bindings/core/bind.h"
 #include "bindings/core/gil.h"
+#include "bindings/kernels/codec.h"
 #include "kernels/low_rank.h"
 #include "kernels/sparse_codes.h"
 

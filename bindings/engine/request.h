@@ -6,7 +6,7 @@
 #include <memory>
 
 #include "bindings/arrays/buffer.h"
-#include "bindings/calls/user_op.h"
+#include "bindings/core/user_op.h"
 #include "executor/request.h"
 
 namespace pycoll::bindings {

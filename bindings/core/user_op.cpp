@@ -1,4 +1,4 @@
-#include "bindings/calls/user_op.h"
+#include "bindings/core/user_op.h"
 
 #include <pybind11/numpy.h>
 

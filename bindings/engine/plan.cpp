@@ -2,7 +2,7 @@
 #include <string>
 
 #include "bindings/core/bind.h"
-#include "bindings/core/plan.h"
+#include "bindings/engine/plan.h"
 #include "plan/print.h"
 
 namespace pycoll::bindings {

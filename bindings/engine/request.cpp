@@ -1,4 +1,4 @@
-#include "bindings/calls/request.h"
+#include "bindings/engine/request.h"
 
 #include <pybind11/stl.h>
 
@@ -7,9 +7,9 @@
 #include <utility>
 #include <vector>
 
-#include "bindings/calls/codec.h"
 #include "bindings/core/bind.h"
-#include "bindings/core/plan.h"
+#include "bindings/engine/plan.h"
+#include "bindings/kernels/codec.h"
 #include "plan/layout.h"
 
 namespace pycoll::bindings {

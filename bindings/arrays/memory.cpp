@@ -8,6 +8,7 @@
 #include "bindings/arrays/numpy_memory.h"
 #include "bindings/core/bind.h"
 #include "shared_memory/shm_arena.h"
+#include "transport/capabilities.h"
 #include "transport/shm/shm_layout.h"
 
 namespace pycoll::bindings {

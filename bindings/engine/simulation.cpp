@@ -7,9 +7,9 @@
 #include <string>
 #include <utility>
 
-#include "bindings/calls/request.h"
 #include "bindings/core/bind.h"
 #include "bindings/core/handle.h"
+#include "bindings/engine/request.h"
 
 namespace pycoll::bindings {
 namespace {
