@@ -8,10 +8,10 @@
 #include <unordered_map>
 #include <utility>
 
+#include "bindings/arrays/array_packing.h"
 #include "bindings/arrays/dlpack_reader.h"
 #include "bindings/arrays/exporters.h"
 #include "bindings/arrays/flat.h"
-#include "bindings/arrays/packing.h"
 #include "bindings/core/bind.h"
 
 namespace pycoll::bindings {

@@ -18,7 +18,7 @@
 
 #include "bindings/arrays/flat.h"
 #include "bindings/engine/request.h"
-#include "engine/call.h"
+#include "engine/operations/call.h"
 
 namespace pycoll::bindings {
 

@@ -1,5 +1,6 @@
 #include "bindings/calls/calls.h"
 
+#include <algorithm>
 #include <string_view>
 #include <utility>
 
@@ -10,11 +11,9 @@ namespace {
 
 // Whether any peer can access memory of this process in place.
 bool is_reached(const engine::Communicator& communicator) {
-  for (int peer = 0; peer < communicator.size(); ++peer) {
-    const std::string_view transport = communicator.transport_of(peer);
-    if (transport == "shm" || transport == "verbs") return true;
-  }
-  return false;
+  const auto& media = communicator.media();
+  return std::any_of(media.begin(), media.end(),
+                     [](std::string_view one) { return one == "shm" || one == "verbs"; });
 }
 
 }  // namespace

@@ -52,7 +52,8 @@ PyObject* start_known(CallsObject* self, KnownCall& call) {
     const std::shared_ptr<engine::Call>& bound = self->state->cache.bind(known);
     Status alone;
     if (handle.native->size() == 1 &&
-        handle.native->try_alone(*bound, call.input(), call.output(), &alone) && alone.ok()) {
+        handle.native->brief().try_alone(*bound, call.input(), call.output(), &alone) &&
+        alone.ok()) {
       PyObject* work = make_open_work(std::move(call.result));
       fill_work(work);
       return work;
@@ -108,7 +109,7 @@ std::shared_ptr<engine::Operation> start_message(CommunicatorHandle& handle,
   const Nanoseconds timeout = handle.timeout();
   if (request.data.bytes <= engine::Call::kShortBytes) {
     std::shared_ptr<engine::Operation> operation = new_operation();
-    if (native.try_start(request, operation, timeout, 0, leave)) return operation;
+    if (native.brief().try_start(request, operation, timeout, 0, leave)) return operation;
     reuse(std::move(operation));
   }
   const ReleasedGil release;
@@ -133,7 +134,8 @@ Status run_message(CommunicatorHandle& handle, const executor::MessageRequest& r
   const Nanoseconds timeout = handle.timeout();
   if (request.data.bytes <= engine::Call::kShortBytes) {
     std::shared_ptr<engine::Operation> operation = new_operation();
-    if (handle.native->try_start(request, operation, timeout, handle.alone ? kSpin : 0, false)) {
+    if (handle.native->brief().try_start(request, operation, timeout, handle.alone ? kSpin : 0,
+                                         false)) {
       return await_message(handle, std::move(operation));
     }
     reuse(std::move(operation));
@@ -151,7 +153,7 @@ Status exchange_messages(CommunicatorHandle& handle, const KnownCall& call) {
   }
   Status first;
   for (std::shared_ptr<engine::Operation>& operation : operations) {
-    if (handle.alone) handle.native->try_drive(*operation, kSpin);
+    if (handle.alone) handle.native->brief().try_drive(*operation, kSpin);
     Status status = await_message(handle, std::move(operation));
     if (first.ok()) first = std::move(status);
   }
@@ -252,7 +254,7 @@ std::optional<PyObject*> repeat_in_place(CallsObject* self, CallKind kind, PyObj
   if (newest->operation == nullptr || !newest->rests() || !newest->operation->is_short()) {
     return std::nullopt;
   }
-  if (handle.native->rests_alone()) return Py_NewRef(x);
+  if (handle.native->brief().rests_alone()) return Py_NewRef(x);
   return guarded([&] {
     const std::shared_ptr<engine::Call>& bound = self->state->cache.bind(newest->operation);
     const Status status = run_bound(handle, bound, flat.data, flat.data);
@@ -286,7 +288,7 @@ std::optional<PyObject*> call_natively(CallsObject* self, CallKind kind, const A
   }
   if (!(*found)->is_whole()) return std::nullopt;
   const bool async = at(arguments, Parameter::kAsync) == Py_True;
-  if (parsed.out != nullptr && parsed.out == parsed.x && handle.native->rests_alone() &&
+  if (parsed.out != nullptr && parsed.out == parsed.x && handle.native->brief().rests_alone() &&
       (*found)->rests()) {
     if (!async) return Py_NewRef(parsed.out);
     return guarded([&] {

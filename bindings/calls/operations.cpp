@@ -55,17 +55,18 @@ Status run_bound(CommunicatorHandle& handle, const std::shared_ptr<engine::Call>
                  const std::byte* input, std::byte* output, const executor::CallArrays* arrays) {
   engine::Communicator& native = *handle.native;
   Status status;
-  if (native.size() == 1 && native.try_alone(*call, input, output, &status)) return status;
+  if (native.size() == 1 && native.brief().try_alone(*call, input, output, &status)) return status;
   const Nanoseconds timeout = handle.timeout();
   engine::Operation operation;
   operation.belongs_to(arrays);
-  const bool started = native.try_start(call, input, output, borrow(operation), timeout,
-                                        handle.alone ? kSpin : 0, false);
+  const bool started = native.brief().try_start(call, input, output, borrow(operation), timeout,
+                                                handle.alone ? kSpin : 0, false);
   if (started && operation.done()) return operation.status();
   std::shared_ptr<engine::Call> held = call;  // other threads may drop the call meanwhile
   const ReleasedGil release;
   if (started) return native.drive(operation, kForever, signal_raised);
-  return native.run(std::move(held), input, output, borrow(operation), timeout, signal_raised);
+  return native.run(engine::CallStart{std::move(held), input, output, borrow(operation)}, timeout,
+                    signal_raised);
 }
 
 std::shared_ptr<engine::Operation> start_bound(CommunicatorHandle& handle,
@@ -74,10 +75,10 @@ std::shared_ptr<engine::Operation> start_bound(CommunicatorHandle& handle,
   engine::Communicator& native = *handle.native;
   const Nanoseconds timeout = handle.timeout();
   std::shared_ptr<engine::Operation> operation = new_operation();
-  if (native.try_start(call, input, output, operation, timeout, 0, true)) return operation;
+  if (native.brief().try_start(call, input, output, operation, timeout, 0, true)) return operation;
   std::shared_ptr<engine::Call> held = call;
   const ReleasedGil release;
-  native.start(std::move(held), input, output, operation, timeout);
+  (void)native.start(engine::CallStart{std::move(held), input, output, operation}, timeout);
   return operation;
 }
 

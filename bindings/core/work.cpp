@@ -41,7 +41,8 @@ void await(const Running& running, const std::optional<double>& limit) {
   refuse_inside_reduction("wait");
   CommunicatorHandle& communicator = *running.communicator;
   const engine::Operation& operation = *running.operation;
-  if (!operation.done() && communicator.alone) communicator.native->try_drive(operation, kSpin);
+  if (!operation.done() && communicator.alone)
+    communicator.native->brief().try_drive(operation, kSpin);
   Status status;
   if (operation.done()) {
     status = operation.status();

@@ -100,12 +100,12 @@ class DeviceHandle {
                           direct,
                           {}};
     engine::Communicator* native = host->native.get();
-    options.host.count = [native](bool captured) { native->count_on_stream(captured); };
+    options.host.count = [native](bool captured) { native->on_stream().count(captured); };
     options.host.look = [native](const std::string& operation, bool patient) {
-      return native->look_on_stream(operation, patient);
+      return native->on_stream().look(operation, patient);
     };
     options.host.fail = [native](const Status& status, const std::string& operation, double after) {
-      return native->fail_on_stream(status, operation, after);
+      return native->on_stream().fail(status, operation, after);
     };
     options.clock = std::make_shared<SteadyClock>();
     options.timeout = host->timeout();

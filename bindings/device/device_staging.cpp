@@ -76,7 +76,7 @@ class StagingHandle {
     };
     options.host.failure = [native] { return native->failure(); };
     options.host.fail = [native](const Status& status, const std::string& operation) {
-      (void)native->fail_on_stream(status, operation, 0);
+      (void)native->on_stream().fail(status, operation, 0);
     };
     options.rank = static_cast<std::uint32_t>(native->rank());
     options.group = group;

@@ -187,7 +187,7 @@ std::string transport_of(const Shared& communicator, int peer) {
     throw py::index_error("peer is " + std::to_string(peer) + ": expected a rank from 0 to " +
                           std::to_string(communicator->native->size() - 1));
   }
-  return std::string(communicator->native->transport_of(peer));
+  return std::string(communicator->native->media()[static_cast<std::size_t>(peer)]);
 }
 
 // The functions that keep the sequence numbers of ranks equal, whatever a call consists of.
@@ -223,7 +223,7 @@ void bind_calls_of(py::class_<CommunicatorHandle, Shared>& type) {
 
 void bind_communicator(py::module_& module) {
   using MessageKind = executor::MessageRequest::Kind;
-  module.def("work_in_background", &engine::Communicator::work_in_background,
+  module.def("work_in_background", &engine::work_in_background,
              "Mark the calling thread as one that waits while others compute and need its core.");
   module.def("can_move_to_core", &can_move,
              "Whether this thread may set its affinity mask, and finds it as it was set.");

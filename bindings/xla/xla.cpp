@@ -17,7 +17,7 @@
 #include "bindings/core/handle.h"
 #include "bindings/engine/request.h"
 #include "bindings/xla/xla_ffi.h"
-#include "engine/call.h"
+#include "engine/operations/call.h"
 
 namespace pycoll::bindings {
 namespace {
@@ -109,7 +109,7 @@ Status run(const Bound& bound, const std::byte* input, std::byte* output) {
   if (bound.call != nullptr) {
     Operation operation;
     const std::shared_ptr<Operation> borrowed(std::shared_ptr<Operation>(), &operation);
-    return native.run(bound.call, read, output, borrowed, bound.timeout, never);
+    return native.run(engine::CallStart{bound.call, read, output, borrowed}, bound.timeout, never);
   }
   executor::CollectiveRequest request = bound.request;
   request.input.data = read;

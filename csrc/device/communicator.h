@@ -35,7 +35,7 @@ namespace pycoll::device {
 struct Host {
   // An operation has been launched, or is part of a graph now; called by the launching thread.
   std::function<void(bool captured)> count;
-  // Whether a peer failed or is gone; see engine::Communicator::look_beside.
+  // Whether a peer failed or is gone; see engine::StreamOperations::look.
   std::function<Status(const std::string& operation, bool patient)> look;
   std::function<Status(const Status& status, const std::string& operation, double after)> fail;
 };

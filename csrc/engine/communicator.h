@@ -1,33 +1,28 @@
-// An engine with threads around it. Blocking calls drive the engine themselves; one progress thread
-// drives asynchronous operations. This is the only file of the host's engine that starts a thread.
-//
-// One thread at a time drives the engine: the newest of those inside run() or drive(), because it
-// is awake and its caller waits; the progress thread if there is none. The other threads wait for a
-// signal that their operation has ended, or that they have become the driver.
+// A communicator of the host, for callers in any thread. Blocking calls drive the engine
+// themselves; the progress thread drives asynchronous operations (engine_driver.h).
 #pragma once
 
-#include <atomic>
-#include <condition_variable>
-#include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
-#include <thread>
+#include <string_view>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
-#include "base/unique_fd.h"
-#include "engine/engine.h"
-#include "engine/waiting/cpu_balancer.h"
-#include "engine/waiting/gate.h"
-#include "engine/waiting/wait_strategy.h"
+#include "engine/brief_calls.h"
+#include "engine/engine_driver.h"
+#include "engine/stream_operations.h"
 
 namespace pycoll::engine {
 
-// A thread that waits calls this at least every 50 ms; true stops the wait and fails the
-// communicator. The thread holds no lock of the communicator meanwhile, and another thread drives,
-// so the call may take any time. It must not throw.
-using Interrupted = std::function<bool()>;
+// A call with its memory and the operation that is to be finished. The caller may own `operation`
+// if it outlives the run.
+struct CallStart {
+  std::shared_ptr<Call> call;
+  const std::byte* input = nullptr;
+  std::byte* output = nullptr;
+  std::shared_ptr<Operation> operation;
+};
 
 // Threads: any thread may call any method at any time, except the destructor. A reduction of the
 // user runs under the communicator's lock: it must not call the communicator. Fork: in a child
@@ -47,14 +42,35 @@ class Communicator {
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
 
+  // A request is a CollectiveRequest, a MessageRequest, or a CallStart.
+  //
   // Starts the operation and drives it to its end. The caller's memory is no longer used on return.
   template <typename Request>
   Status run(Request&& request, Nanoseconds timeout, const Interrupted& interrupted) {
-    if (Status status = foreign(); !status.ok()) return status;
-    std::unique_lock<Gate> lock(gate_);
-    const auto operation = engine_->start(std::forward<Request>(request), timeout);
-    return drive_locked(lock, *operation, kForever, interrupted);
+    if (Status status = driver_->foreign(); !status.ok()) return status;
+    std::unique_lock<Gate> lock(driver_->gate());
+    const auto operation = enter(std::forward<Request>(request), timeout);
+    return driver_->drive(lock, *operation, kForever, interrupted);
   }
+  // Starts the operation and leaves it to the progress thread. The caller keeps its memory alive
+  // until the operation is done. kTransport, with nothing started, if the thread cannot be created.
+  template <typename Request>
+  std::shared_ptr<Operation> start(Request&& request, Nanoseconds timeout) {
+    if (Status status = driver_->foreign(); !status.ok()) return end(request, std::move(status));
+    const std::lock_guard<Gate> lock(driver_->gate());
+    if (Status status = driver_->start_progress_thread(); !status.ok()) {
+      if constexpr (!std::is_same_v<std::decay_t<Request>, MessageRequest>) {
+        driver_->engine().refuse(status.message());
+      }
+      return end(request, std::move(status));
+    }
+    auto operation = enter(std::forward<Request>(request), timeout);
+    if (!operation->done()) driver_->call_driver();
+    return operation;
+  }
+  // Drives until `operation` is done, then gives its status. kTimeout, with the operation still in
+  // progress, if `patience` ends first.
+  Status drive(const Operation& operation, Nanoseconds patience, const Interrupted& interrupted);
 
   // Waits for a message without receiving it. False if none has arrived within `patience`; the
   // communicator is then unchanged. `status` is the state of the communicator.
@@ -64,78 +80,11 @@ class Communicator {
   bool recv_within(const ProbeRequest& request, executor::Memory memory, Nanoseconds patience,
                    Nanoseconds timeout, const Interrupted& interrupted, Status* status);
 
-  // Starts the operation and leaves it to the progress thread. The caller keeps its memory alive
-  // until the operation is done. kTransport, with nothing started, if the thread cannot be created.
-  template <typename Request>
-  std::shared_ptr<Operation> start(Request&& request, Nanoseconds timeout) {
-    if (Status status = foreign(); !status.ok()) return make_ended(std::move(status));
-    const std::lock_guard<Gate> lock(gate_);
-    if (Status status = start_progress_thread(); !status.ok()) {
-      if constexpr (std::is_same_v<std::decay_t<Request>, CollectiveRequest>) {
-        engine_->refuse(status.message());
-      }
-      return make_ended(std::move(status));
-    }
-    auto operation = engine_->start(std::forward<Request>(request), timeout);
-    if (!operation->done()) call_driver();
-    return operation;
-  }
-
-  // try_start() and try_drive() are for callers that hold a lock which other threads take while
-  // they hold ours (Python's GIL). They never wait for another thread, and spin for at most
-  // `patience`. They touch only short calls and messages, and operations that run concurrently with
-  // these, so no reduction of a user runs meanwhile.
-  //
-  // try_start() enters the call; false, with nothing started, if that would take longer.
-  // `operation` may belong to the caller and must live until it is done. If it is not done on
-  // return, the caller drives it. With `leave` the caller may instead leave it to the progress
-  // thread, which checks it after at most one nap (kNapMax).
-  [[nodiscard]] bool try_start(const std::shared_ptr<Call>& call, const std::byte* input,
-                               std::byte* output, const std::shared_ptr<Operation>& operation,
-                               Nanoseconds timeout, Nanoseconds patience, bool leave);
-  // Starts a message of at most Call::kShortBytes. Requires: `operation` is on the heap.
-  [[nodiscard]] bool try_start(const MessageRequest& request,
-                               const std::shared_ptr<Operation>& operation, Nanoseconds timeout,
-                               Nanoseconds patience, bool leave);
-  // Whether a call in place has nothing to do: a single rank leaves its memory unchanged, and no
-  // other operation runs, waits or has failed before it.
-  bool rests_alone() const { return engine_->size() == 1 && engine_->vacant() && !is_foreign(); }
-  // Runs the whole call in a communicator of one rank. False, with nothing done, if another thread
-  // has the lock or a collective is in progress. Requires: size() is 1.
-  [[nodiscard]] bool try_alone(Call& call, const std::byte* input, std::byte* output,
-                               Status* status);
-  // Drives `operation` for at most `patience`; it may not be done on return.
-  void try_drive(const Operation& operation, Nanoseconds patience);
-
-  // start() and run() for calls; these may wait for other threads and operations.
-  void start(std::shared_ptr<Call> call, const std::byte* input, std::byte* output,
-             const std::shared_ptr<Operation>& operation, Nanoseconds timeout);
-  Status run(std::shared_ptr<Call> call, const std::byte* input, std::byte* output,
-             const std::shared_ptr<Operation>& operation, Nanoseconds timeout,
-             const Interrupted& interrupted);
-
-  // Drives until `operation` is done, then gives its status. kTimeout, with the operation still in
-  // progress, if `patience` ends first.
-  Status drive(const Operation& operation, Nanoseconds patience, const Interrupted& interrupted);
-
-  // Marks the calling thread as one that waits while other threads compute, as the
-  // progress thread does. While no bytes arrive over a network, the thread leaves
-  // its core to them. Applies to all communicators.
-  static void work_in_background() { in_background = true; }
-
-  // As the engine's functions; calls() takes no lock.
-  std::uint64_t calls() const { return engine_->calls(); }
+  // As Engine::refuse(), CallNumbers::begin_call() and CallNumbers::end_call().
   void refuse(const std::string& why);
   void begin_call();
   void end_call();
 
-  // The failure that ended this communicator, or ok.
-  Status failure();
-  // As the engine's functions, for operations on the device stream. The first takes no lock; the
-  // others return the failure, or ok.
-  void count_on_stream(bool replayable);
-  Status look_on_stream(const std::string& operation, bool patient);
-  Status fail_on_stream(const Status& status, const std::string& operation, double after);
   // Fails the communicator here, and on peers with kPeerLost, which names this rank and quotes
   // `why`. If it has failed before, no further reason is told. close() flushes the notice.
   Status abort(const std::string& why);
@@ -143,72 +92,52 @@ class Communicator {
   // when the progress thread has ended. Idempotent.
   void close();
 
-  int rank() const { return engine_->rank(); }
-  int size() const { return engine_->size(); }
+  // Short operations for callers that hold a lock which other threads take while they hold that of
+  // the communicator, and operations on the device stream.
+  const BriefCalls& brief() const { return brief_; }
+  const StreamOperations& on_stream() const { return on_stream_; }
+
+  // The failure that ended this communicator, or ok.
+  Status failure() const;
+  // As CallNumbers::calls(); takes no lock.
+  std::uint64_t calls() const { return operations().numbers.calls(); }
+  int rank() const { return operations().peers.rank(); }
+  int size() const { return operations().peers.size(); }
   // Names of the ranks, as given to create().
-  const std::vector<std::string>& names() const { return engine_->names(); }
-  // "shm", "tcp", ...; "self" for this rank. Requires: 0 <= peer < size().
-  std::string_view transport_of(int peer) const { return engine_->transport_of(peer); }
+  const std::vector<std::string>& names() const { return operations().peers.names(); }
+  // By peer: "shm", "tcp", ...; "self" for this rank.
+  const std::vector<std::string_view>& media() const { return operations().peers.media(); }
 
  private:
-  class Waiter;
-  enum class Look : std::uint8_t { kBusy, kQuiet, kOverdue };
-
-  // Number of forks since the process began, counted in the children.
-  static inline std::atomic<long> fork_generation{0};
-  static void count_fork() { fork_generation.fetch_add(1, std::memory_order_relaxed); }
-  static long current_generation();
-
-  Communicator(std::unique_ptr<Engine> engine, std::shared_ptr<Clock> clock, int cores);
+  explicit Communicator(std::unique_ptr<EngineDriver> driver)
+      : driver_(std::move(driver)), brief_(*driver_), on_stream_(*driver_) {}
   ~Communicator() = default;
-  static std::shared_ptr<Operation> make_ended(Status status);
-  bool probe_locked(std::unique_lock<Gate>& lock, const ProbeRequest& request, Nanoseconds patience,
-                    const Interrupted& interrupted, Status* status);
-  bool is_foreign() const { return fork_generation.load(std::memory_order_relaxed) != birth_; }
-  Status foreign() const;
-  Status drive_locked(std::unique_lock<Gate>& lock, const Operation& operation,
-                      Nanoseconds patience, const Interrupted& interrupted);
-  void ask(std::unique_lock<Gate>& lock, Waiter& waiter, const Interrupted& interrupted);
-  Waiter* driver() const;
-  WaitStrategy wait_strategy_of(bool background) const;
-  Look look(WaitStrategy& strategy);
-  [[nodiscard]] bool enter_alone(std::unique_lock<Gate>& lock);
-  // Enters to start a short operation; with `leave` the progress thread exists then.
-  [[nodiscard]] bool enter_briefly(std::unique_lock<Gate>& lock, bool leave);
-  void leave_started(const Operation& operation);
-  void spin(const Operation& operation, Nanoseconds patience);
-  void tell_ended();
-  void pass_on();
-  void rest(std::unique_lock<Gate>& lock, WaitStrategy& strategy);
-  void sleep(std::unique_lock<Gate>& lock);
-  void wake_sleeper();
-  void call_driver();
-  void send_reason();
-  Status start_progress_thread();
-  void run_progress_thread();
 
-  std::unique_ptr<Engine> engine_;
-  std::shared_ptr<Clock> clock_;
-  static inline thread_local bool in_background = false;
+  const RankOperations& operations() const { return std::as_const(*driver_).engine().operations(); }
+  template <typename Request>
+  std::shared_ptr<Operation> enter(Request&& request, Nanoseconds timeout) {
+    return driver_->engine().start(std::forward<Request>(request), timeout);
+  }
+  std::shared_ptr<Operation> enter(CallStart start, Nanoseconds timeout) {
+    driver_->engine().start(std::move(start.call), start.input, start.output, start.operation,
+                            timeout);
+    return std::move(start.operation);
+  }
+  // An operation that has ended with `status` and was never started.
+  template <typename Request>
+  static std::shared_ptr<Operation> end(const Request& request, Status status) {
+    std::shared_ptr<Operation> operation;
+    if constexpr (std::is_same_v<Request, CallStart>) operation = request.operation;
+    if (operation == nullptr) operation = std::make_shared<Operation>();
+    operation->finish(std::move(status));
+    return operation;
+  }
+  bool probe(std::unique_lock<Gate>& lock, const ProbeRequest& request, Nanoseconds patience,
+             const Interrupted& interrupted, Status* status);
 
-  std::mutex closing_;  // taken before gate_; a second close() waits until the first has ended
-  Gate gate_;           // guards everything below and the engine
-  std::condition_variable_any changed_;  // an operation has ended, or the driver has changed
-  UniqueFd wake_;                        // eventfd: ends the sleep of the sleeping thread
-  std::thread progress_thread_;
-  Waiter* waiters_ = nullptr;  // threads inside drive_locked(), newest first
-  bool sleeping_ = false;      // a thread sleeps on the media; at most one may
-  bool stopping_ = false;
-  bool resting_ = false;         // the progress thread sleeps until it is notified
-  bool napping_ = false;         // the progress thread sleeps for a bounded time
-  bool visited_ = false;         // short operations were left to it by a thread that will come back
-  bool oversubscribed_ = false;  // this host has fewer cores than ranks
-  bool balances_ = false;        // waiting ranks move to cores with fewer ranks
-  bool wired_ = false;           // some peers are on other hosts
-  bool by_wire_ = false;         // all peers are on other hosts
-  WaitingThreads waiting_threads_;  // for threads that wait for their own operation
-  CpuBalancer cpu_balancer_;        // for the same threads
-  long birth_ = 0;                  // fork generation in which this object was created
+  const std::unique_ptr<EngineDriver> driver_;
+  BriefCalls brief_;
+  StreamOperations on_stream_;
   Communicator* next_forgotten_ = nullptr;
 };
 

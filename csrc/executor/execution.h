@@ -14,7 +14,7 @@
 
 #include "executor/bound_plan.h"
 #include "executor/lane_walk.h"
-#include "executor/peers.h"
+#include "executor/peer_waits.h"
 #include "executor/ports.h"
 #include "executor/request.h"
 #include "executor/rows/code_combiner.h"
@@ -68,7 +68,7 @@ class Execution {
   // Whether a peer has sent segments of a later operation where a segment of this one is expected.
   bool is_overtaken() const { return overtaken_; }
   // The peers that this execution waits for.
-  Peers peers() const { return {bound_, lanes_, ports_, sender_, header_}; }
+  PeerWaits peer_waits() const { return {bound_, lanes_, ports_, sender_, header_}; }
 
   // Cancels an execution before its end, as if it had not begun. The executions behind it get its
   // channels, which still hold the segments that it has sent or has yet to receive. Requires: no

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "base/assert.h"
-#include "engine/mailbox.h"
+#include "engine/operations/mailbox.h"
 
 namespace {
 

@@ -33,7 +33,7 @@
 #include "device/driver/gpu.h"
 #include "device/driver/streams.h"
 #include "device/host_proxy/staging_message.h"
-#include "engine/operation.h"
+#include "engine/operations/operation.h"
 #include "executor/request.h"
 
 namespace pycoll::device {

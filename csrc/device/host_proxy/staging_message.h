@@ -14,7 +14,7 @@
 #include "device/channels/reserve.h"
 #include "device/driver/gpu.h"
 #include "device/driver/streams.h"
-#include "engine/operation.h"
+#include "engine/operations/operation.h"
 
 namespace pycoll::device {
 

@@ -8,8 +8,6 @@
 #include <string_view>
 #include <utility>
 
-#include "engine/numbers.h"
-
 namespace pycoll::engine {
 namespace {
 
@@ -189,12 +187,6 @@ std::string name_rank(int rank, const std::vector<std::string>& names) {
 
 std::string name_operation(std::uint64_t sequence, const Descriptor& descriptor) {
   return "operation " + std::to_string(call_of(sequence)) + " (" + to_text(descriptor) + ")";
-}
-
-std::string name_message(LateMessage::Kind kind, int peer, std::uint32_t tag) {
-  std::string text = kind == LateMessage::Kind::kSend ? "send to " : "recv from ";
-  text += kind == LateMessage::Kind::kRecvFromAny ? "any rank" : "rank " + std::to_string(peer);
-  return text + " with tag " + std::to_string(tag);
 }
 
 Status mismatch_verdict(std::uint64_t sequence, const std::vector<Standing>& standings,

@@ -9,6 +9,8 @@
 
 #include "base/clock.h"
 #include "base/status.h"
+#include "engine/operations/late_message.h"
+#include "engine/operations/numbers.h"
 #include "transport/transport.h"
 
 namespace pycoll::engine {
@@ -29,16 +31,6 @@ struct Standing {
 // `equal_arrays`: the ranks have compared all their arrays and found no difference.
 Status mismatch_verdict(std::uint64_t sequence, const std::vector<Standing>& standings,
                         bool equal_arrays = false);
-
-// A message that did not arrive, or was not received.
-struct LateMessage {
-  enum class Kind : std::uint8_t { kSend, kRecv, kRecvFromAny } kind = Kind::kRecv;
-  int waiter = 0;  // the rank whose send or recv it is
-  int peer = 0;    // its other side; for a recv from any rank the lowest other rank
-  std::uint32_t tag = 0;
-  // For a recv: tags of messages that have arrived from its source and are unclaimed, ascending.
-  std::vector<std::uint32_t> unreceived;
-};
 
 // A deadline that has passed. All lists are ascending.
 struct Overdue {
@@ -72,10 +64,7 @@ enum class Inquiry : std::uint32_t {
 
 // The state that a rank last told in its notice.
 struct Account {
-  struct Wait {
-    int rank = 0;
-    bool sent = false;  // a segment of the operation has come from it
-  };
+  using Wait = PeerWait;
   int rank = 0;
   Inquiry inquiry = Inquiry::kNone;  // kNone: it does not answer
   std::uint64_t sequence = 0;        // of the newest operation it has entered
@@ -129,7 +118,6 @@ Apart apart_from(const std::string& detail, int size);
 Status order_verdict(const Apart& apart, const std::vector<std::string>& names);
 
 // The text in which a rank tells how many operations on the device stream it has called.
-inline constexpr std::uint64_t kUncounted = ~std::uint64_t{0};
 std::string stream_detail(std::uint64_t count);
 // kUncounted if the text tells no count.
 std::uint64_t streams_from(const std::string& detail);
@@ -145,8 +133,6 @@ Status peer_lost_verdict(int rank, const std::string& how, const std::string& op
 
 // "operation 7 (all_reduce of 4 float32, op sum)"
 std::string name_operation(std::uint64_t sequence, const transport::Descriptor& descriptor);
-// "recv from rank 3 with tag 5", "send to rank 3 with tag 5", "recv from any rank with tag 5"
-std::string name_message(LateMessage::Kind kind, int peer, std::uint32_t tag);
 // "rank 3 (host:4711)"
 std::string name_rank(int rank, const std::vector<std::string>& names);
 // "ranks 1, 2 and 5"; "rank 1"

@@ -30,9 +30,10 @@ struct Sum {
     Operation operation;
     const std::shared_ptr<Operation> handle(std::shared_ptr<Operation>(), &operation);
     Status status;
-    const bool quick = mine.try_start(call, from(), to(), handle, kPatience, patience, false);
+    const bool quick =
+        mine.brief().try_start(call, from(), to(), handle, kPatience, patience, false);
     if (!quick) {
-      status = mine.run(call, from(), to(), handle, kPatience, nullptr);
+      status = mine.run(engine::CallStart{call, from(), to(), handle}, kPatience, nullptr);
     } else if (operation.done()) {
       status = operation.status();
     } else {
@@ -51,7 +52,7 @@ struct Sum {
 bool run_message(Communicator& mine, const executor::MessageRequest& request,
                  Nanoseconds patience) {
   const auto operation = std::make_shared<Operation>();
-  const bool quick = mine.try_start(request, operation, kPatience, patience, false);
+  const bool quick = mine.brief().try_start(request, operation, kPatience, patience, false);
   expect_ok(
       quick ? mine.drive(*operation, kForever, nullptr) : mine.run(request, kPatience, nullptr),
       "message");
@@ -62,8 +63,8 @@ bool run_message(Communicator& mine, const executor::MessageRequest& request,
 // now.
 void start_and_leave(Communicator& mine, const std::shared_ptr<Call>& call, const std::byte* from,
                      std::byte* to, const std::shared_ptr<Operation>& operation) {
-  if (!mine.try_start(call, from, to, operation, kPatience, 0, true)) {
-    mine.start(call, from, to, operation, kPatience);
+  if (!mine.brief().try_start(call, from, to, operation, kPatience, 0, true)) {
+    (void)mine.start(engine::CallStart{call, from, to, operation}, kPatience);
   }
 }
 
@@ -95,7 +96,8 @@ TEST(messages_wait_for_nobody_and_calls_go_on_meanwhile) {
       Sum sum(mine, 5, false);
       std::vector<Element> late(3);
       const auto open = std::make_shared<Operation>();
-      const bool left = mine.try_start(recv_from(1 - rank, 9, late), open, kPatience, 0, true);
+      const bool left =
+          mine.brief().try_start(recv_from(1 - rank, 9, late), open, kPatience, 0, true);
       CHECK(left && !open->done(), "the receive is open, and left to the progress thread");
       for (int round = 0; round < 100; ++round) {
         std::vector<Element> data = input_of(rank, round, 7), got(7);
@@ -124,7 +126,8 @@ TEST(a_send_that_is_left_leaves_at_once) {
     std::vector<Element> data = input_of(0, 0, Call::kShortBytes / sizeof(Element));
     std::vector<Element> got(data.size());
     const auto operation = std::make_shared<Operation>();
-    CHECK(world.at(0).try_start(send_to(1, 2, data), operation, kPatience, 0, true), "not started");
+    CHECK(world.at(0).brief().try_start(send_to(1, 2, data), operation, kPatience, 0, true),
+          "not started");
     CHECK(operation->done(), "it waits for the progress thread");
     expect_ok(world.at(1).run(recv_from(0, 2, got), kPatience, nullptr), "recv");
     CHECK(got == data, "what arrived differs");
@@ -136,13 +139,13 @@ TEST(nothing_starts_quickly_next_to_a_long_message) {
   std::vector<Element> data = input_of(0, 0, 1 << 16), got(1 << 16), brief(2);
   const auto open = world.at(0).start(recv_from(1, 3, got), kPatience);
   const auto operation = std::make_shared<Operation>();
-  CHECK(!world.at(0).try_start(recv_from(1, 4, brief), operation, kPatience, 0, false),
+  CHECK(!world.at(0).brief().try_start(recv_from(1, 4, brief), operation, kPatience, 0, false),
         "it would hold the caller's lock while a long message moves");
   expect_ok(world.at(1).run(send_to(0, 3, data), kPatience, nullptr), "send");
   expect_ok(world.at(0).drive(*open, kForever, nullptr), "recv");
   CHECK(got == data, "what arrived differs");
   const bool started =
-      world.at(0).try_start(recv_from(1, 4, brief), operation, kPatience, 0, false);
+      world.at(0).brief().try_start(recv_from(1, 4, brief), operation, kPatience, 0, false);
   expect_ok(world.at(1).run(send_to(0, 4, brief), kPatience, nullptr), "short send");
   if (started) expect_ok(world.at(0).drive(*operation, kForever, nullptr), "short recv");
 }
@@ -260,11 +263,11 @@ TEST(a_world_of_one_runs_a_call_at_once) {
   const auto* from = reinterpret_cast<const std::byte*>(input.data());
   auto* to = reinterpret_cast<std::byte*>(output.data());
   Status status;
-  CHECK(world.at(0).try_alone(call, from, to, &status), "somebody else is there");
+  CHECK(world.at(0).brief().try_alone(call, from, to, &status), "somebody else is there");
   expect_ok(status, "call");
   CHECK(output == input, "the sum of one differs");
   world.at(0).close();
-  CHECK(!world.at(0).try_alone(call, from, to, &status), "ran after the end");
+  CHECK(!world.at(0).brief().try_alone(call, from, to, &status), "ran after the end");
 }
 
 TEST(a_call_that_was_left_ends_without_any_help) {
@@ -285,12 +288,14 @@ TEST(calls_of_failed_and_closed_communicators_say_so) {
   CommunicatorWorld world(2, Fabric::kShm);
   Sum sum(world.at(0), 5, false);
   const auto open = std::make_shared<Operation>(), late = std::make_shared<Operation>();
-  CHECK(world.at(0).try_start(sum.call, sum.from(), sum.to(), open, kPatience, 0, true), "busy");
+  CHECK(world.at(0).brief().try_start(sum.call, sum.from(), sum.to(), open, kPatience, 0, true),
+        "busy");
   world.at(0).close();
   CHECK(open->done() && open->status().code() == Code::kClosed, "still open");
-  CHECK(!world.at(0).try_start(sum.call, sum.from(), sum.to(), late, kPatience, 0, true),
+  CHECK(!world.at(0).brief().try_start(sum.call, sum.from(), sum.to(), late, kPatience, 0, true),
         "started after the end");
-  const Status status = world.at(0).run(sum.call, sum.from(), sum.to(), late, kPatience, nullptr);
+  const Status status =
+      world.at(0).run(engine::CallStart{sum.call, sum.from(), sum.to(), late}, kPatience, nullptr);
   CHECK(status.code() == Code::kClosed, "%s", status.message().c_str());
 }
 
@@ -298,8 +303,8 @@ TEST(a_call_for_another_rank_is_refused) {
   CommunicatorWorld world(2, Fabric::kShm);
   Sum sum(world.at(0), 5, false);
   const auto operation = std::make_shared<Operation>();
-  const Status status =
-      world.at(1).run(sum.call, sum.from(), sum.to(), operation, kPatience, nullptr);
+  const Status status = world.at(1).run(
+      engine::CallStart{sum.call, sum.from(), sum.to(), operation}, kPatience, nullptr);
   CHECK(status.code() == Code::kInvalidArgument, "%s", status.message().c_str());
   expect_ok(world.at(1).failure(), "failure");
 }

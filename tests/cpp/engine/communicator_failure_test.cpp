@@ -169,7 +169,7 @@ TEST(codes_that_do_not_decode_are_told_to_all) {
     on_threads(ranks_below(3), [&](int rank) {
       if (rank == 0) {
         const Status found = Status::error(Code::kReduction, "rank 2 sent wrong codes", {2});
-        expect(world.at(0).fail_on_stream(found, "device all_reduce", 0), Code::kReduction, {2},
+        expect(world.at(0).on_stream().fail(found, "device all_reduce", 0), Code::kReduction, {2},
                "the rank that found them");
         return;
       }

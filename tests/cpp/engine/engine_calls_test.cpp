@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "engine/call.h"
+#include "engine/operations/call.h"
 #include "tests/cpp/engine/engine_ranks.h"
 
 using namespace pycoll;
@@ -38,7 +38,7 @@ TEST(calls_run_along_if_their_memory_allows_it) {
       ranks.at(0).start(call, memory, memory, operations.back(), kSecond);
     }
     ranks.run_until(100 * kMillisecond);
-    (void)ranks.at(1).poll();
+    (void)ranks.at(1).operations().peers.poll(true);
     auto& channel = ranks.link(1, 0).recv_channel(0);
     const transport::Segment* first = channel.peek();
     CHECK(first != nullptr && engine::call_of(first->header.sequence) == 1, "nothing was sent");
@@ -110,7 +110,7 @@ TEST(a_long_operation_with_servers_sends_while_the_one_before_it_receives) {
   ranks.run_until(kMillisecond);
   transport::RecvChannel& channel = ranks.link(2, 0).recv_channel(0);
   for (const std::uint64_t call : {1, 1, 2, 2}) {
-    (void)ranks.at(2).poll();
+    (void)ranks.at(2).operations().peers.poll(true);
     const transport::Segment* segment = channel.peek();
     CHECK(segment != nullptr && engine::call_of(segment->header.sequence) == call,
           "nothing of operation %llu", static_cast<unsigned long long>(call));
@@ -164,9 +164,10 @@ TEST(what_was_started_runs_as_far_as_it_can) {
       auto& memory = data[static_cast<std::size_t>(2 * rank + round)];
       auto request = all_reduce(direct_plan(2, rank), memory, memory);
       operations.push_back(start(ranks.at(rank), std::move(request), memory, kSecond));
-      const bool sent = ranks.at(rank).step_started();
+      const bool sent = ranks.at(rank).step(Engine::Part::kStarted);
       CHECK(sent || round != 0, "rank %d sent nothing", rank);
-      CHECK(!ranks.at(rank).step_started(), "rank %d moves with nothing to move", rank);
+      CHECK(!ranks.at(rank).step(Engine::Part::kStarted), "rank %d moves with nothing to move",
+            rank);
     }
   }
   ranks.run_until(kSecond / 2);
@@ -187,7 +188,7 @@ TEST(who_only_starts_calls_looks_at_what_has_come_when_no_more_may_run) {
     auto& memory = data[2 * number + static_cast<std::size_t>(rank)];
     auto request = all_reduce(direct_plan(2, rank), memory, memory);
     operations.push_back(start(ranks.at(rank), std::move(request), memory, kSecond));
-    return ranks.at(rank).step_started();
+    return ranks.at(rank).step(Engine::Part::kStarted);
   };
   for (std::size_t number = 0; number < engine::Call::kRunsMax; ++number) {
     (void)start_one(1, number);
@@ -196,10 +197,10 @@ TEST(who_only_starts_calls_looks_at_what_has_come_when_no_more_may_run) {
     CHECK(start_one(0, number) == (number == 0), "call %zu", number);
   }
   // What each has sent is with the other.
-  for (const int rank : {1, 0}) (void)ranks.at(rank).poll();
+  for (const int rank : {1, 0}) (void)ranks.at(rank).operations().peers.poll(true);
   ranks.wait_until(kSecond / 10);
-  for (const int rank : {1, 0}) (void)ranks.at(rank).poll();
-  CHECK(!ranks.at(0).step_started(), "looks though more may run");
+  for (const int rank : {1, 0}) (void)ranks.at(rank).operations().peers.poll(true);
+  CHECK(!ranks.at(0).step(Engine::Part::kStarted), "looks though more may run");
   CHECK(start_one(0, engine::Call::kRunsMax - 1), "does not look though no more may run");
   ranks.run_until(kSecond / 2);
   for (const auto& operation : operations) CHECK(operation->done(), "one has not ended");

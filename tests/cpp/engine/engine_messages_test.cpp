@@ -71,7 +71,7 @@ TEST(a_receive_that_was_placed_in_part_is_not_written_after_its_deadline) {
   };
   send(1);
   const auto found = std::make_shared<executor::Probed>();
-  const auto probe = ranks.at(0).start(executor::ProbeRequest{1, 3, found});
+  const auto probe = ranks.at(0).operations().messages.start(executor::ProbeRequest{1, 3, found});
   ranks.run_until(kMillisecond);
   CHECK(probe->done() && found->bytes == 16, "a message of %llu bytes",
         static_cast<unsigned long long>(found->bytes));

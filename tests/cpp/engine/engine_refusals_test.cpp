@@ -2,7 +2,7 @@
 #include <cstring>
 
 #include "base/prng.h"
-#include "engine/numbers.h"
+#include "engine/operations/numbers.h"
 #include "tests/cpp/engine/engine_ranks.h"
 
 using namespace pycoll;
@@ -117,10 +117,10 @@ TEST(who_comes_late_hears_of_it) {
 TEST(parts_of_a_call_end_together) {
   Ranks ranks(2);
   Sums sums(ranks);
-  ranks.at(0).begin_call();
+  ranks.at(0).operations().numbers.begin_call();
   std::vector<std::shared_ptr<Operation>> parts;
   for (int part = 0; part < 5; ++part) parts.push_back(sums.start(0, 1000, 60 * kSecond));
-  ranks.at(0).end_call();
+  ranks.at(0).operations().numbers.end_call();
   const auto behind = sums.start(0, 10, 60 * kSecond);
   ranks.at(1).refuse("array 3 is None");
   ranks.run_until(kSecond);

@@ -316,7 +316,8 @@ TEST(closing_ends_a_queue_and_nothing_moves_afterwards) {
   for (const auto& operation : queue) {
     expect(*operation, Code::kClosed, "the communicator was closed", {});
   }
-  CHECK(!ranks.at(0).active() && !ranks.at(0).step() && !ranks.at(0).watch() && !ranks.at(0).poll(),
+  CHECK(!ranks.at(0).operations().active() && !ranks.at(0).step() && !ranks.at(0).watch() &&
+            !ranks.at(0).operations().peers.poll(true),
         "a closed engine moves");
   expect(*sums.start(0, 10, kSecond), Code::kClosed, "the communicator was closed", {});
 }
@@ -329,7 +330,7 @@ TEST(messages_to_oneself_leave_nothing_behind) {
     const auto recv = ranks.at(0).start(recv_from(0, 1, slot_buffer), kSecond);
     const auto send = ranks.at(0).start(send_to(0, 1, data), kSecond);
     CHECK(send->done() && recv->done() && recv->status().ok(), "round %d", round);
-    CHECK(!ranks.at(0).active(), "round %d: something is open", round);
+    CHECK(!ranks.at(0).operations().active(), "round %d: something is open", round);
   }
   CHECK(slot_buffer == data, "what arrived differs");
   const auto alone = ranks.at(0).start(recv_from(0, 2, slot_buffer), kSecond);

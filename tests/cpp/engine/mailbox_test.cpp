@@ -1,5 +1,5 @@
 // Matching and moving of tagged messages between two mailboxes, over a channel in memory.
-#include "engine/mailbox.h"
+#include "engine/operations/mailbox.h"
 
 #include <algorithm>
 #include <cstring>

@@ -5,7 +5,7 @@
 #include <limits>
 
 #include "base/prng.h"
-#include "engine/numbers.h"
+#include "engine/operations/numbers.h"
 #include "tests/cpp/support/check.h"
 
 using namespace pycoll;

@@ -38,7 +38,7 @@ class Call {
   static constexpr std::size_t kRunsMax = transport::kChannelDepth;
 
  private:
-  friend class Engine;
+  friend class Collectives;
 
   // One run of the call, bound on first use.
   struct Run {

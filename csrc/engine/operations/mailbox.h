@@ -19,7 +19,7 @@
 #include <optional>
 #include <vector>
 
-#include "engine/operation.h"
+#include "engine/operations/operation.h"
 #include "executor/request.h"
 #include "shared_memory/shm_arena.h"
 #include "transport/transport.h"

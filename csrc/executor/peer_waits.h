@@ -16,9 +16,9 @@ namespace pycoll::executor {
 
 // A view of the parts of one execution, which outlives it. Functions may visit a peer several
 // times.
-class Peers {
+class PeerWaits {
  public:
-  Peers(const BoundPlan& bound, const LaneWalk& lanes, const Ports& ports, const Sender& sender,
+  PeerWaits(const BoundPlan& bound, const LaneWalk& lanes, const Ports& ports, const Sender& sender,
         const transport::SegmentHeader& header)
       : bound_(bound), lanes_(lanes), ports_(ports), sender_(sender), header_(header) {}
 

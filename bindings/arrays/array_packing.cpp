@@ -1,4 +1,4 @@
-#include "bindings/arrays/packing.h"
+#include "bindings/arrays/array_packing.h"
 
 #include <pybind11/stl.h>
 

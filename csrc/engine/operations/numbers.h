@@ -23,6 +23,9 @@ constexpr std::uint64_t call_of(std::uint64_t number) { return number >> kPartBi
 // The first number of the call after the one of `number`.
 constexpr std::uint64_t next_call(std::uint64_t number) { return (number | kPartsMask) + 1; }
 
+// Instead of a count of operations on the device stream, if they are not counted.
+inline constexpr std::uint64_t kUncounted = ~std::uint64_t{0};
+
 // A set of numbers, as ascending ranges. One thread at a time.
 class NumberSet {
  public:

@@ -1,4 +1,4 @@
-#include "engine/mailbox.h"
+#include "engine/operations/mailbox.h"
 
 #include <algorithm>
 #include <string>
@@ -6,7 +6,7 @@
 
 #include "base/cache.h"
 #include "base/copy.h"
-#include "engine/diagnosis/verdict.h"
+#include "engine/operations/late_message.h"
 #include "transport/capabilities.h"
 
 namespace pycoll::engine {
