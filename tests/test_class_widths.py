@@ -24,8 +24,6 @@ EXCEPTIONS = {
     "device::Communicator": _REDESIGN,
     "device::Ll": "a protocol of device kernels, whose functions Pattern uses for its lines, too",
     "device::Programs": "one owner makes it, with the parts that it refers to",
-    "engine::Communicator": _REDESIGN,
-    "engine::Engine": _REDESIGN,
     "kernels::VectorUnit": "the instructions of a processor that kernels use, one function each",
     "transport::SimWorld": "simulated time, network and faults change together at each event",
     "transport::shm::Arena": "allocations, lookups and forks work on one map under one lock",

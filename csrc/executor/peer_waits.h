@@ -19,7 +19,7 @@ namespace pycoll::executor {
 class PeerWaits {
  public:
   PeerWaits(const BoundPlan& bound, const LaneWalk& lanes, const Ports& ports, const Sender& sender,
-        const transport::SegmentHeader& header)
+            const transport::SegmentHeader& header)
       : bound_(bound), lanes_(lanes), ports_(ports), sender_(sender), header_(header) {}
 
   // Calls visit(peer) for every peer that a blocked lane waits for directly: to send a segment that

@@ -74,7 +74,8 @@ class Staging {
   Status follow(StreamHandle stream, StreamHandle other);
   // Begins messages, sends first, and returns them in the order of `all`. After kInvalidArgument or
   // lack of memory, no message has begun.
-  Status begin(const std::vector<Terms>& all, std::vector<std::shared_ptr<StagedMessage>>* messages);
+  Status begin(const std::vector<Terms>& all,
+               std::vector<std::shared_ptr<StagedMessage>>* messages);
   // Work put in `stream` from now on finds a received array complete, and may overwrite a sent one;
   // the host does not wait. Returns the message's failure, if it is known.
   Status join(StagedMessage& message, StreamHandle stream);
@@ -115,8 +116,9 @@ class Staging {
 
   Options options_;
   OwnStreams own_streams_;
-  StreamHandle own_stream_ = nullptr;              // the thread's copies
-  std::list<std::shared_ptr<StagedMessage>> under_way_;  // the thread's alone, in the order of calls
+  StreamHandle own_stream_ = nullptr;  // the thread's copies
+  std::list<std::shared_ptr<StagedMessage>>
+      under_way_;  // the thread's alone, in the order of calls
   std::atomic<bool> failed_{false};
   std::atomic<bool> ending_{false};
   mutable std::mutex mutex_;  // guards the members below; not held while the driver is called

@@ -64,7 +64,7 @@ class Loss(NamedTuple):
 
 
 class MeetingWatch:
-    """What a member of a long meeting and the store tell each other between rounds.
+    """Pulses and losses between a member of a long meeting and the store, between rounds.
 
     ``size``: the number of members. Attributes: ``heard``, when the store last sent back a pulse,
     on the monotonic clock, 0 before the first one; ``news``, the losses with which the others go
