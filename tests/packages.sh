@@ -18,6 +18,10 @@ echo 'int main(){}' | clang++ -x c++ -fsanitize=address - -o /dev/null 2>/dev/nu
 "$python" -c 'import os, sys, sysconfig
 sys.exit(not os.path.exists(os.path.join(sysconfig.get_paths()["include"], "Python.h")))' ||
   missing+=(python3-dev)
+# One test compares with the headers of libpmix, where Debian has them; it is skipped without them.
+if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+  compgen -G '/usr/lib/*/pmix2/include' >/dev/null || missing+=(libpmix-dev)
+fi
 if [ ${#missing[@]} -gt 0 ]; then
   if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
     echo "missing: ${missing[*]} (Debian's names); install them" >&2

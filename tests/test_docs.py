@@ -173,7 +173,7 @@ def scheduling() -> str:
 def test_examples_of_scheduling(number: int, tmp_path: Path) -> None:
     program = blocks("python", scheduling())[number]
     if "torch" in program:
-        pytest.importorskip("torch")
+        pytest.importorskip("torch", reason="no torch: pip install -r tests/requirements.txt")
     (tmp_path / "program.py").write_text(program)
     if "init()" in program or "init_process_group(" in program:
         said = run(*PYCOLL, "run", "-n", "2", "program.py", cwd=tmp_path)
@@ -217,7 +217,7 @@ METHODS = (
 
 
 def test_variables_of_horovod_are_listed_with_their_meanings() -> None:
-    pytest.importorskip("torch")
+    pytest.importorskip("torch", reason="no torch: pip install -r tests/requirements.txt")
     from pycoll.torch.horovod.variables import VARIABLES
 
     for name, one in VARIABLES.items():

@@ -174,7 +174,7 @@ dist.destroy_process_group()
 
 
 def test_torch_finds_the_backend_without_an_import(site: Path, run: Run, tmp_path: Path) -> None:
-    pytest.importorskip("torch")
+    pytest.importorskip("torch", reason="no torch: pip install -r tests/requirements.txt")
     (tmp_path / "stranger.py").write_text(STRANGER)
     command = (str(site / "bin" / "pycoll"), "run", "-n", "2", "stranger.py")
     assert run(*command, cwd=tmp_path) == "pycoll 3.0\npycoll 3.0\n"
@@ -184,7 +184,7 @@ def test_the_entry_point_costs_import_torch_less_than_a_millisecond(
     run: Run, tmp_path: Path
 ) -> None:
     """Of processor time; one process in time is enough, since others use the machine too."""
-    pytest.importorskip("torch")
+    pytest.importorskip("torch", reason="no torch: pip install -r tests/requirements.txt")
     seen = []
     for _ in range(30):
         milliseconds, *modules = run("-c", ENTRY_COST, cwd=tmp_path).split()
@@ -196,7 +196,7 @@ def test_the_entry_point_costs_import_torch_less_than_a_millisecond(
 
 
 def test_without_autoload_the_documented_import_registers(run: Run, tmp_path: Path) -> None:
-    pytest.importorskip("torch")
+    pytest.importorskip("torch", reason="no torch: pip install -r tests/requirements.txt")
     code = """
 import os
 os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"

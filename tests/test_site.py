@@ -125,7 +125,7 @@ def _examples() -> list[tuple[str, str]]:
 @pytest.mark.parametrize("program", [pytest.param(code, id=name) for name, code in _examples()])
 def test_examples_run_on_two_ranks(program: str, tmp_path: Path) -> None:
     if "torch" in program:
-        pytest.importorskip("torch")
+        pytest.importorskip("torch", reason="no torch: pip install -r tests/requirements.txt")
     (tmp_path / "program.py").write_text(program)
     done = subprocess.run(
         [sys.executable, "-m", "pycoll", "run", "-n", "2", "program.py"],

@@ -558,3 +558,29 @@ def test_modules_of_tests_have_names_of_their_own() -> None:
     twice = {stem for stem in stems if stems.count(stem) > 1}
     assert twice <= {"conftest"}
     assert not list((ROOT / "tests").rglob("__init__.py"))
+
+
+# Skips
+
+
+def silent_skips(text: str) -> Iterator[str]:
+    """Skips that say no reason; that of importorskip itself does not tell how to get the module."""
+    for node in ast.walk(ast.parse(text)):
+        if not isinstance(node, ast.Call):
+            continue
+        name = ast.unparse(node.func).rpartition(".")[2]
+        words = {word.arg for word in node.keywords}
+        if name in ("importorskip", "skipif") and "reason" not in words:
+            yield f"line {node.lineno}: {name} without a reason"
+        elif name == "skip" and not node.args and "reason" not in words:
+            yield f"line {node.lineno}: skip without a reason"
+
+
+def test_no_skip_is_silent() -> None:
+    assert list(silent_skips('pytest.importorskip("torch")\npytest.skip()')) == [
+        "line 1: importorskip without a reason",
+        "line 2: skip without a reason",
+    ]
+    assert not list(silent_skips('pytest.importorskip("torch", reason="pip install torch")'))
+    tests = [path for path in files(".py") if name_of(path).startswith("tests/")]
+    assert all_findings(silent_skips, tests) == []

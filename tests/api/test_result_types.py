@@ -92,7 +92,7 @@ comm.probe().bytes
 
 
 def test_types_of_results(tmp_path: Path) -> None:
-    pytest.importorskip("mypy")
+    pytest.importorskip("mypy", reason="no mypy: pip install -r tests/requirements.txt")
     (tmp_path / "good.py").write_text(GOOD)
     (tmp_path / "bad.py").write_text(BAD)
     done = subprocess.run(

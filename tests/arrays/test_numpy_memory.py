@@ -45,7 +45,7 @@ def has_huge_pages() -> bool:
 
 
 pytestmark = pytest.mark.skipif(
-    not has_huge_pages(), reason="NumPy's arrays stay where they are: Linux before 6.1"
+    not has_huge_pages(), reason="shared arrays of NumPy need Linux 6.1 or newer"
 )
 
 

@@ -48,7 +48,7 @@ def check_operations(comm: pycoll.Communicator, shared: bool) -> None:
 @pytest.mark.parametrize("size", [2, 3])
 def test_all_operations_give_the_same(size: int, shared: bool) -> None:
     if shared and tuple(map(int, os.uname().release.split(".")[:2])) < (6, 1):
-        pytest.skip("Linux before 6.1 gives no huge pages of shared memory")
+        pytest.skip("huge pages of shared memory need Linux 6.1 or newer")
     setting = {"PYCOLL_SHARED_ARRAYS": "1" if shared else "0"}
     world_in_processes(size, check_operations, shared, **setting)
 

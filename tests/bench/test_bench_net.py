@@ -139,7 +139,7 @@ def test_steps_are_replayed_between_hosts(tmp_path: Path) -> None:
 
 
 def test_codecs_are_compared_with_float32_and_with_hooks_over_gloo(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
+    pytest.importorskip("torch", reason="no torch: pip install -r tests/requirements.txt")
     script, page = str(ROOT / "bench" / "compressed.py"), tmp_path / "page.md"
     done = subprocess.run(
         [
@@ -170,7 +170,7 @@ def test_codecs_are_compared_with_float32_and_with_hooks_over_gloo(tmp_path: Pat
 
 
 def test_the_time_to_a_loss_is_measured_and_drawn(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
+    pytest.importorskip("torch", reason="no torch: pip install -r tests/requirements.txt")
     script, page, picture = str(ROOT / "bench" / "time_to_loss.py"), tmp_path / "a.md", "a.svg"
     line = [sys.executable, script, "--quick", "--markdown", str(page)]
     line += ["--plot", str(tmp_path / picture)]

@@ -109,8 +109,8 @@ def test_codecs_are_compared_with_a_copy(page: Path) -> None:
 
 
 def test_accuracy_is_compared_with_float32(page: Path) -> None:
-    pytest.importorskip("torch")
-    pytest.importorskip("sklearn")
+    pytest.importorskip("torch", reason="no torch: pip install -r tests/requirements.txt")
+    pytest.importorskip("sklearn", reason="no scikit-learn: pip install -r tests/requirements.txt")
     text = run("accuracy.py", "--quick", "--markdown", str(page))
     for method in ("float32", "int8", "top-k 1 %", "top-k 1 %, no feedback", "DiLoCo"):
         assert re.search(rf"\| {re.escape(method)} \| [\d.]+ \|", text), text

@@ -145,7 +145,7 @@ def control_group() -> Iterator[Path]:
     except OSError as error:
         if group.is_dir():
             group.rmdir()
-        pytest.skip(f"no control group can be made here: {error}")
+        pytest.skip(f"needs root and control groups that it may write: {error}")
     yield group
     group.rmdir()
 

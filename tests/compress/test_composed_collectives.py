@@ -269,8 +269,8 @@ def test_a_kept_q_comes_near_the_best_product() -> None:
 
 
 def test_frameworks_types_lists_and_out() -> None:
-    torch = pytest.importorskip("torch")
-    jax = pytest.importorskip("jax.numpy")
+    torch = pytest.importorskip("torch", reason="no torch: pip install -r tests/requirements.txt")
+    jax = pytest.importorskip("jax.numpy", reason="no jax: pip install -r tests/requirements.txt")
 
     def call(comm: pycoll.Communicator) -> None:
         x = np.float32([[1, -8], [2, 3]])

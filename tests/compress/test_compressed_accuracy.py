@@ -55,7 +55,9 @@ METHODS = {
 @functools.cache
 def images() -> tuple[Array, Array]:
     """The digits, and a row of ten shares for each, of which one is 1."""
-    datasets = pytest.importorskip("sklearn.datasets")
+    datasets = pytest.importorskip(
+        "sklearn.datasets", reason="no scikit-learn: pip install -r tests/requirements.txt"
+    )
     x, y = datasets.load_digits(return_X_y=True)
     return np.asarray(x / 16, np.float32), np.eye(10, dtype=np.float32)[y]
 

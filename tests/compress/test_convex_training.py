@@ -21,7 +21,9 @@ RATE = np.float32(0.5)
 @functools.cache
 def problem() -> tuple[Array, Array]:
     """Digits from 0 to 9 with a column of ones, and 1 for odd ones or -1; as many per rank."""
-    datasets = pytest.importorskip("sklearn.datasets")
+    datasets = pytest.importorskip(
+        "sklearn.datasets", reason="no scikit-learn: pip install -r tests/requirements.txt"
+    )
     x, y = datasets.load_digits(return_X_y=True)
     order = np.random.default_rng(0).permutation(len(x))[:1200]
     x = np.concatenate([x[order] / 16, np.ones((len(order), 1))], axis=1) / 4
@@ -36,7 +38,9 @@ def loss_and_gradient(w: Array, x: Array, y: Array) -> tuple[float, Array]:
 
 @functools.cache
 def optimum() -> Array:
-    minimize = pytest.importorskip("scipy.optimize").minimize
+    minimize = pytest.importorskip(
+        "scipy.optimize", reason="no SciPy: pip install -r tests/requirements.txt"
+    ).minimize
     x, y = problem()
     found = minimize(
         loss_and_gradient, np.zeros(65), (x, y), method="BFGS", jac=True, options={"gtol": 1e-9}

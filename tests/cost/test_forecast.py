@@ -163,7 +163,7 @@ def test_messages_up_to_the_bound_are_forecast() -> None:
 
 
 def test_the_example_of_the_document_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("matplotlib", reason="no matplotlib: pip install -r tests/requirements.txt")
     document = (Path(__file__).resolve().parents[2] / "docs" / "choice.md").read_text()
     found = re.findall(r"```sh\npycoll explain (.*)\n```", document)
     assert len(found) == 1
@@ -180,7 +180,7 @@ def test_the_example_of_the_document_runs(tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("ending", ["svg", "pdf", "png"])
 def test_the_picture_has_the_best_algorithms_in_front(ending: str, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("matplotlib", reason="no matplotlib: pip install -r tests/requirements.txt")
     picture = tmp_path / f"forecast.{ending}"
     text = explained("--hosts", "16", "--local-size", "4", "--plot", str(picture))
     assert f"picture: {picture}" in text
@@ -197,7 +197,7 @@ def test_the_picture_has_the_best_algorithms_in_front(ending: str, tmp_path: Pat
 
 
 def test_a_barrier_has_ranks_only(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("matplotlib", reason="no matplotlib: pip install -r tests/requirements.txt")
     picture = tmp_path / "barrier.svg"
     text = explained("barrier", "--hosts", "8", "--local-size", "2", "--plot", str(picture))
     assert "by message size" not in text

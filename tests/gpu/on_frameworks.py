@@ -36,7 +36,7 @@ def once_alone(comm: pycoll.Communicator, warm_up: Callable[[], Any]) -> None:
 
 
 def test_cupy(world: ThreadWorld) -> None:
-    cupy = pytest.importorskip("cupy")
+    cupy = pytest.importorskip("cupy", reason="no cupy: pip install cupy-cuda13x")
 
     def run(comm: pycoll.Communicator) -> None:
         with cupy.cuda.Stream(non_blocking=True) as stream:
@@ -66,9 +66,11 @@ def test_cupy(world: ThreadWorld) -> None:
 
 
 def need_torch() -> Any:
-    torch: Any = pytest.importorskip("torch")
+    torch: Any = pytest.importorskip(
+        "torch", reason="no torch: pip install -r tests/requirements.txt"
+    )
     if not torch.cuda.is_available():
-        pytest.skip("torch has no CUDA")
+        pytest.skip("torch sees no GPU: it needs one, and a build of torch for CUDA")
     torch.cuda.init()
     return torch
 
@@ -156,11 +158,11 @@ def test_torch_graphs(world: ThreadWorld) -> None:
 
 
 def test_numba(world: ThreadWorld) -> None:
-    pytest.importorskip("numba")
+    pytest.importorskip("numba", reason="no numba: pip install numba-cuda")
     from numba import cuda
 
     if not cuda.is_available():
-        pytest.skip("Numba has no CUDA")
+        pytest.skip("Numba sees no GPU: it needs one, and pip install numba-cuda")
 
     def run(comm: pycoll.Communicator) -> None:
         stream = cuda.stream()
@@ -178,9 +180,9 @@ def test_numba(world: ThreadWorld) -> None:
 
 def test_jax() -> None:
     """Alone in its world: threads of one process share JAX's stream."""
-    jax: Any = pytest.importorskip("jax")
+    jax: Any = pytest.importorskip("jax", reason="no jax: pip install -r tests/requirements.txt")
     if jax.default_backend() != "gpu":
-        pytest.skip("JAX has no GPU")
+        pytest.skip("JAX sees no GPU: it needs one, and pip install jax[cuda13]")
     world = fresh_world(1)
     x = jax.numpy.arange(50.0)
     for op in ("sum", "avg"):

@@ -24,7 +24,9 @@ BUILD = ROOT / "build" / "python"
 def environ() -> dict[str, str]:
     """What makes a process find the driver of the tests."""
     if "not part of this build" in _core.device_summary():
-        pytest.skip("THIS BUILD HAS NO CUDA KERNELS: nothing of device arrays is tested")
+        pytest.skip(
+            "THIS BUILD HAS NO CUDA KERNELS, so no device array is tested: build with nvcc in PATH"
+        )
     if not re.search(r"PYCOLL_TESTS:\w+=ON", (BUILD / "CMakeCache.txt").read_text()):
         configure = ["cmake", "-DPYCOLL_TESTS=ON", str(BUILD)]
         subprocess.run(configure, check=True, capture_output=True, timeout=200)
@@ -75,7 +77,9 @@ def test_device_arrays_on_the_fake_driver(environ: dict[str, str], module: str) 
 def test_device_memory_on_a_network(environ: dict[str, str]) -> None:
     """The public interface where network cards reach devices, over the tests' own of both."""
     if "not part of this build" in _core.verbs_missing():
-        pytest.skip("THIS BUILD HAS NO VERBS: nothing of GPUDirect RDMA is tested")
+        pytest.skip(
+            "THIS BUILD HAS NO VERBS, so GPUDirect RDMA is not tested: apt install libibverbs-dev"
+        )
     build("verbs_fake_library")
     paths = [str(BUILD / "tests" / "cpp" / "fake"), environ["LD_LIBRARY_PATH"]]
     test = str(Path(__file__).with_name(f"{ON_CARDS}.py"))

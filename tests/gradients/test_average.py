@@ -87,8 +87,8 @@ def test_schedulers_are_kept_by_shape_and_go_with_the_communicator() -> None:
 
 
 def test_arrays_of_other_frameworks_come_back_as_they_are() -> None:
-    torch = pytest.importorskip("torch")
-    jax = pytest.importorskip("jax")
+    torch = pytest.importorskip("torch", reason="no torch: pip install -r tests/requirements.txt")
+    jax = pytest.importorskip("jax", reason="no jax: pip install -r tests/requirements.txt")
 
     class Box:
         def __init__(self, inner: Any) -> None:

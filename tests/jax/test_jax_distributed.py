@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from harness import python
 
-pytest.importorskip("jax")
+pytest.importorskip("jax", reason="no jax: pip install -r tests/requirements.txt")
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
@@ -113,7 +113,9 @@ def test_the_program_of_the_page(tmp_path: Path) -> None:
 def test_without_the_launcher_nothing_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     import pycoll.jax  # noqa: F401
 
-    clusters = pytest.importorskip("jax._src.clusters")
+    clusters = pytest.importorskip(
+        "jax._src.clusters", reason="no jax: pip install -r tests/requirements.txt"
+    )
     (ours,) = [one for one in clusters.ClusterEnv._cluster_types if one.name == "pycoll"]
     assert clusters.ClusterEnv._cluster_types[0] is ours
     assert not ours.is_env_present()

@@ -22,7 +22,7 @@ from harness import HANG_S, ROOT, free_port, world_in_threads
 
 import pycoll
 
-jax = pytest.importorskip("jax")
+jax = pytest.importorskip("jax", reason="no jax: pip install -r tests/requirements.txt")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 RANKS = 4

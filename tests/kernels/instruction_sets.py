@@ -13,7 +13,7 @@ _X86 = ("avx2", "avx512", "avx512_fp16")
 
 def _parameter(name: str) -> object:
     here = name in _core.isas()
-    reason = f"the instruction set {name} is not supported by this processor and build"
+    reason = f"needs a processor, a compiler and a build (PYCOLL_VECTORS) with {name}"
     return pytest.param(name, marks=() if here else pytest.mark.skip(reason=reason))
 
 

@@ -147,7 +147,7 @@ def test_ranks_of_several_nodes_join_over_ipv6() -> None:
         with socket.socket(socket.AF_INET6) as sock:
             sock.bind(("::1", 0))
     except OSError as error:
-        pytest.skip(f"this machine has no IPv6 loopback: {error}")
+        pytest.skip(f"needs IPv6 on the loopback interface (sysctl net.ipv6.conf.lo): {error}")
     _joins("[::1]")
 
 

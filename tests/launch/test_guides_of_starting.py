@@ -18,7 +18,7 @@ import hosts
 @pytest.fixture(scope="module")
 def world() -> Iterator[hosts.Hosts]:
     if why := hosts.obstacle():
-        pytest.skip(f"two hosts: {why}")
+        pytest.skip(f"needs root and network namespaces: {why}")
     with hosts.Hosts(2) as made:
         yield made
 

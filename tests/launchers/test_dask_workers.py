@@ -97,7 +97,7 @@ def test_workers_on_two_hosts(family: str, tmp_path: Path) -> None:
     """A scheduler on the first host and a worker on each, as their commands start them. Both hosts
     have an interface that leads nowhere; with IPv6, no data goes by IPv4."""
     if reason := mpi_hosts.hosts.obstacle():
-        pytest.skip(f"two hosts: {reason}")
+        pytest.skip(f"needs root and network namespaces: {reason}")
     with mpi_hosts.two_hosts(tmp_path) as (two, _), contextlib.ExitStack() as undo:
         six = family == "ipv6"
         addresses = ["[fd99::1]", "[fd99::2]"] if six else two.addresses

@@ -128,7 +128,7 @@ def space_of(world: SshHosts, pid: int) -> int:
 
 
 def test_training_goes_on_from_the_last_commit(world: SshHosts, tmp_path: Path) -> None:
-    pytest.importorskip("torch")
+    pytest.importorskip("torch", reason="no torch: pip install -r tests/requirements.txt")
     program = tmp_path / "program.py"
     program.write_text(TRAINING)
     hosts = ("-H", "host0:2,host1:2,host2:2", "--min-np", "2")

@@ -42,7 +42,7 @@ dist.destroy_process_group()
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     """Both hosts also have an interface that leads nowhere, and a cable with IPv6 only."""
     if why := mpi_hosts.hosts.obstacle():
-        pytest.skip(f"two hosts: {why}")
+        pytest.skip(f"needs root and network namespaces: {why}")
     with mpi_hosts.two_hosts(tmp_path_factory.mktemp("hosts")) as (made, _):
         yield made
 

@@ -82,7 +82,7 @@ def test_by_slurm(
 @pytest.fixture(scope="module")
 def pair() -> Iterator[mpi_hosts.hosts.Hosts]:
     if why := mpi_hosts.hosts.obstacle():
-        pytest.skip(f"two hosts: {why}")
+        pytest.skip(f"needs root and network namespaces: {why}")
     with mpi_hosts.hosts.Hosts(2) as made:
         yield made
 
@@ -90,5 +90,6 @@ def pair() -> Iterator[mpi_hosts.hosts.Hosts]:
 @of("frameworks")
 def test_by_frameworks(scene: Scene, pair: mpi_hosts.hosts.Hosts, tmp_path: Path) -> None:
     """torchrun and jax.distributed."""
-    pytest.importorskip("jax" if "jax" in scene.page else "torch")
+    package = "jax" if "jax" in scene.page else "torch"
+    pytest.importorskip(package, reason=f"no {package}: pip install -r tests/requirements.txt")
     play(scene, tmp_path, pair.on, JAX_PLATFORMS="cpu")

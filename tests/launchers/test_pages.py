@@ -41,7 +41,7 @@ def test_programs_of_the_page(number: int, program: Program, tmp_path: Path) -> 
     if importlib.util.find_spec(engine) is None:
         pytest.skip(f"{engine} is not installed: make test-launchers installs it")
     if engine == "pyspark" and shutil.which("java") is None:
-        pytest.skip("Spark needs java")
+        pytest.skip("no java (apt: default-jre-headless)")
     (tmp_path / "program.py").write_text(text)
     program(sys.executable, "program.py")
 
@@ -54,7 +54,7 @@ def need(engine: str) -> None:
     """Skip the test unless the engine of a page is installed."""
     if importlib.util.find_spec({"dask": "distributed", "spark": "pyspark"}.get(engine, engine)):
         if engine == "spark" and shutil.which("java") is None:
-            pytest.skip("Spark needs java")
+            pytest.skip("no java (apt: default-jre-headless)")
         return
     pytest.skip(f"{engine} is not installed: make test-launchers installs it")
 
@@ -75,7 +75,7 @@ def test_commands_on_one_host(scene: Scene, tmp_path: Path) -> None:
 def world() -> Iterator[hosts.Hosts]:
     """Two hosts; whatever still runs there ends with the test."""
     if reason := hosts.obstacle():
-        pytest.skip(f"two hosts: {reason}")
+        pytest.skip(f"needs root and network namespaces: {reason}")
     with hosts.Hosts(2) as made:
         yield made
 

@@ -213,7 +213,7 @@ def test_two_nodes_in_network_namespaces(tmp_path: Path) -> None:
     """`ray start` on two hosts; the ranks of a node share memory, those of different ones use
     sockets. Both hosts have an interface that leads nowhere, and a cable with IPv6 only."""
     if reason := mpi_hosts.hosts.obstacle():
-        pytest.skip(f"two hosts: {reason}")
+        pytest.skip(f"needs root and network namespaces: {reason}")
     ray = [sys.executable, "-m", "ray.scripts.scripts"]
     stores = ["--num-cpus", "2", "--object-store-memory", "100000000", "--disable-usage-stats"]
     path = str(ROOT / "examples" / "train_on_engines.py")

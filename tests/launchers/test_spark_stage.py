@@ -11,7 +11,7 @@ from engine_programs import Program, environment, needs
 
 needs("pyspark")
 if shutil.which("java") is None:
-    pytest.skip("Spark needs java", allow_module_level=True)
+    pytest.skip("no java (apt: default-jre-headless)", allow_module_level=True)
 
 SCRIPT = """
 from pyspark.sql import SparkSession

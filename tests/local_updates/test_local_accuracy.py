@@ -13,8 +13,8 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "local_updates.py"
 
 
 def test_local_updates_learn_digits_like_synchronous_training() -> None:
-    pytest.importorskip("torch")
-    pytest.importorskip("sklearn")
+    pytest.importorskip("torch", reason="no torch: pip install -r tests/requirements.txt")
+    pytest.importorskip("sklearn", reason="no scikit-learn: pip install -r tests/requirements.txt")
     command = [sys.executable, "-m", "pycoll", "run", "-n", "2", str(EXAMPLE)]
     done = subprocess.run(
         [*command, "--seeds", "5", "--steps", "120"],

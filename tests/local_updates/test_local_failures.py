@@ -148,7 +148,7 @@ print(f"rank {hvd.rank()} of {hvd.size()}: {state.sizes} {weight.tolist()}", flu
 
 def run_elastic(folder: Path, text: str) -> str:
     """What the ranks of an elastic job say: 3 ranks, and from 2 on while slots are missing."""
-    pytest.importorskip("torch")
+    pytest.importorskip("torch", reason="no torch: pip install -r tests/requirements.txt")
     program, slots = folder / "program.py", folder / "slots"
     program.write_text(text)
     slots.write_text("localhost:3")

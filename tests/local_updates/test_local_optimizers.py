@@ -18,7 +18,7 @@ import pycoll.optim
 from pycoll import InvalidArgumentError, MismatchError
 from pycoll.optim import AdaComm, DiLoCo, LocalSGD, PostLocal, SlowMo
 
-torch = pytest.importorskip("torch")
+torch = pytest.importorskip("torch", reason="no torch: pip install -r tests/requirements.txt")
 
 LR = 2.0**-3
 SHAPES = [(3, 4), (), (5,), (2, 2)]

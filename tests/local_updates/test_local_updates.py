@@ -185,9 +185,11 @@ def test_arguments_are_never_changed() -> None:
 
 
 def test_structures_and_frameworks_stay_what_they_are() -> None:
-    torch = pytest.importorskip("torch")
-    jax = pytest.importorskip("jax")
-    ml_dtypes = pytest.importorskip("ml_dtypes")
+    torch = pytest.importorskip("torch", reason="no torch: pip install -r tests/requirements.txt")
+    jax = pytest.importorskip("jax", reason="no jax: pip install -r tests/requirements.txt")
+    ml_dtypes = pytest.importorskip(
+        "ml_dtypes", reason="no ml_dtypes: pip install -r tests/requirements.txt"
+    )
 
     def run(comm: pycoll.Communicator) -> None:
         params = {

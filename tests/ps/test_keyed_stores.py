@@ -141,7 +141,7 @@ def test_no_value_of_eight_bytes_is_torn() -> None:
 
 
 def test_arrays_of_other_frameworks_come_back_as_they_are() -> None:
-    torch = pytest.importorskip("torch")
+    torch = pytest.importorskip("torch", reason="no torch: pip install -r tests/requirements.txt")
 
     def work(store: ps.Store, comm: Comm) -> None:
         tensor = torch.ones(3, 4, dtype=torch.bfloat16)
@@ -163,7 +163,7 @@ def test_arrays_of_other_frameworks_come_back_as_they_are() -> None:
 
 
 def test_jax_arrays_come_back_as_they_are() -> None:
-    jax = pytest.importorskip("jax")
+    jax = pytest.importorskip("jax", reason="no jax: pip install -r tests/requirements.txt")
     jnp = jax.numpy
 
     def work(store: ps.Store, comm: Comm) -> None:

@@ -12,7 +12,9 @@ from stores import Comm, run_store
 
 from pycoll import ps
 
-datasets = pytest.importorskip("sklearn.datasets", reason="the test trains on its digits")
+datasets = pytest.importorskip(
+    "sklearn.datasets", reason="no scikit-learn: pip install -r tests/requirements.txt"
+)
 
 SEEDS = 5
 WORKERS = 3

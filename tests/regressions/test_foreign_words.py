@@ -65,7 +65,9 @@ def test_reductions_of_neighbours_name_ours(comm: pycoll.Communicator, op: Any, 
 
 
 def test_reductions_of_torch_and_mpi4py_name_ours(comm: pycoll.Communicator) -> None:
-    distributed = pytest.importorskip("torch.distributed")
+    distributed = pytest.importorskip(
+        "torch.distributed", reason="no torch: pip install -r tests/requirements.txt"
+    )
     ops = [(distributed.ReduceOp.SUM, "sum"), (distributed.ReduceOp.AVG, "avg")]
     # mpi4py is not imported, as it would start an MPI: its operations do not know their names.
     fake: Any = SimpleNamespace(Op=complex, SUM=1j, MAX=2j)
@@ -103,7 +105,7 @@ def test_frames_and_series_name_what_to_pass(comm: pycoll.Communicator) -> None:
 
 
 def test_traced_values_name_pycoll_jax(comm: pycoll.Communicator) -> None:
-    jax = pytest.importorskip("jax")
+    jax = pytest.importorskip("jax", reason="no jax: pip install -r tests/requirements.txt")
     with pytest.raises(InvalidArgumentError, match=r"traced JAX value: .* of pycoll\.jax"):
         jax.jit(comm.all_reduce)(np.ones(3, np.float32))
 

@@ -59,10 +59,10 @@ for comm in world:
 def test_a_fork_that_cannot_isolate_its_child_is_an_error() -> None:
     found = json.loads(python(PROGRAM))
     if found is None:
-        pytest.skip("vm.max_map_count is too high to be reached quickly")
+        pytest.skip("needs sysctl vm.max_map_count of at most 300,000")
     reached, full, free, changed = found
     if not reached:
-        pytest.skip("the system gives no huge pages of shared memory")
+        pytest.skip("huge pages of shared memory need Linux 6.1 or newer")
     assert changed == 0, f"{changed} of 1000 arrays"
     refused, refused_worker, aborted = full
     for text in (refused, refused_worker):

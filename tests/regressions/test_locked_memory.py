@@ -44,6 +44,6 @@ for comm in world:
 def test_a_locked_process_has_what_it_uses(when: str) -> None:
     said = python(PROGRAM, WHEN=when)
     if said == "may not lock":
-        pytest.skip("this user may not lock memory")
+        pytest.skip("needs root, or ulimit -l unlimited, to lock memory")
     rss, _ = said.split()
     assert int(rss) < 1 << 20, f"{rss} kB for some arrays of 8 MiB"

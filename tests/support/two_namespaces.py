@@ -24,14 +24,16 @@ def two_namespaces(network: str) -> Iterator[list[str]]:
     """Give the names of two namespaces. ``network`` begins their addresses, ``network.1`` and
     ``network.2``, on an interface "cable". Skips the test where none can be made."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
-        pytest.skip("needs root and the ip command to make network namespaces")
+        pytest.skip("needs root and the command ip (apt: iproute2) for network namespaces")
     names = [f"pycoll{os.getpid()}{side}{next(_made)}" for side in "ab"]
     try:
         try:
             for name in names:
                 ip("netns", "add", name)
         except subprocess.CalledProcessError as error:
-            pytest.skip(f"cannot make network namespaces: {error.stderr.decode().strip()}")
+            pytest.skip(
+                f"needs the right to make network namespaces: {error.stderr.decode().strip()}"
+            )
         ip("link", "add", "cable", "netns", names[0], "type", "veth", "peer", "name", "cable",
            "netns", names[1])  # fmt: skip
         for number, name in enumerate(names, 1):

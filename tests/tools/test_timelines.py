@@ -132,7 +132,7 @@ def test_the_share_of_the_wire_s_time_in_which_nobody_stood_still() -> None:
 
 
 def test_the_picture_of_a_step(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("matplotlib", reason="no matplotlib: pip install -r tests/requirements.txt")
     path = tmp_path / "t.json"
     path.write_text(json.dumps([*step_of(0, 0, 100), *step_of(1, 1000, 50)]))
     words = ["timeline", str(path), "--plot"]

@@ -334,7 +334,7 @@ pycoll.finalize()
 def hosts() -> Iterator[Hosts]:
     why = obstacle()
     if why:
-        pytest.skip(f"hosts cannot be made: {why}")
+        pytest.skip(f"needs root and network namespaces: {why}")
     with Hosts(2, ONE_GIGABIT) as made:
         yield made
 

@@ -27,7 +27,7 @@ from pycoll.ps.checkpoints import checkpoint_files, taking
 from pycoll.ps.checkpoints.checkpoint_files import MANIFEST, CheckpointReader, CheckpointWriter
 from pycoll.ps.messages import PART_BYTES_MAX
 
-pytest.importorskip("safetensors", reason="checkpoints need safetensors")
+pytest.importorskip("safetensors", reason="no safetensors: pip install -r tests/requirements.txt")
 
 SCRIPT = Path(__file__).resolve().with_name("checkpoint_rank").with_suffix(".py")
 BIG = PART_BYTES_MAX // 4 + 999
@@ -124,7 +124,7 @@ def test_training_goes_on_bit_for_bit_on_other_servers(
 
 def test_a_job_is_started_again_with_another_number_of_servers(tmp_path: Path) -> None:
     """By the command line alone: the program names the checkpoint, and the launcher the servers."""
-    pytest.importorskip("sklearn", reason="the example trains on scikit-learn's digits")
+    pytest.importorskip("sklearn", reason="no scikit-learn: pip install -r tests/requirements.txt")
     from safetensors.numpy import load_file
 
     def run_steps(steps: int, servers: int, path: Path) -> Any:

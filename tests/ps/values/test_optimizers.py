@@ -64,7 +64,7 @@ def power(base: float, count: int) -> float:
 
 
 def torch_steps(optimizer: Optimizer, weights: Any, gradients: list[Any]) -> Any:
-    torch = pytest.importorskip("torch")
+    torch = pytest.importorskip("torch", reason="no torch: pip install -r tests/requirements.txt")
     parameter = torch.nn.Parameter(torch.tensor(weights))
     lr, second, third, last = optimizer.numbers
     if optimizer.name == "sgd":

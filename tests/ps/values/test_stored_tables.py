@@ -53,7 +53,7 @@ def test_rows_of_all_workers_are_added_once(replicas: int) -> None:
 
 
 def test_torch_rows_and_rounds_by_an_optimizer() -> None:
-    torch = pytest.importorskip("torch")
+    torch = pytest.importorskip("torch", reason="no torch: pip install -r tests/requirements.txt")
 
     def work(store: ps.Store, comm: Comm) -> None:
         store.set_optimizer(ps.SGD(lr=0.5))
@@ -160,7 +160,7 @@ EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 
 
 def run_example(workers: int, servers: int, *words: str) -> str:
-    pytest.importorskip("sklearn")
+    pytest.importorskip("sklearn", reason="no scikit-learn: pip install -r tests/requirements.txt")
     command = [sys.executable, "-m", "pycoll", "run", "-n", str(workers), "--servers", str(servers)]
     return subprocess.run(
         [*command, str(EXAMPLES / words[0]), *words[1:]],

@@ -23,7 +23,7 @@ from pycoll.bootstrap.rendezvous.store import join_unix
 
 #: Another user than root's; a process can only become one if it is root's.
 STRANGER = 65534
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root starts others' processes")
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user")
 
 #: How a name is held: by a listener that takes nobody, by one with no place left, by a mere bind.
 _SQUAT = """

@@ -12,7 +12,7 @@ from harness import python, world_in_processes
 
 import pycoll
 
-pytest.importorskip("torch")
+pytest.importorskip("torch", reason="no torch: pip install -r tests/requirements.txt")
 SIZE = 2
 NAMES = ["method", "module", "bound", "work", "list", "gather", "group", "message", "horovod"]
 

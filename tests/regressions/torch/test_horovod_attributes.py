@@ -10,7 +10,7 @@ from harness import world_in_processes
 
 import pycoll
 
-pytest.importorskip("torch")
+pytest.importorskip("torch", reason="no torch: pip install -r tests/requirements.txt")
 SIZE = 2
 #: What Horovod's wrapped optimizers have in addition to torch's own attributes: all there is in
 #: horovod/torch/optimizer.py at commit 2626dc8, of the usual optimizer and of that for Adasum.

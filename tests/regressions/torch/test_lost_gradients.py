@@ -12,7 +12,7 @@ from harness import world_in_threads
 import pycoll
 import pycoll.optim
 
-torch = pytest.importorskip("torch")
+torch = pytest.importorskip("torch", reason="no torch: pip install -r tests/requirements.txt")
 SIZE = 2
 COUNT = 4
 TEXT = (

@@ -10,7 +10,9 @@ import pytest
 
 from pycoll import torch_entry
 
-dist = pytest.importorskip("torch.distributed")
+dist = pytest.importorskip(
+    "torch.distributed", reason="no torch: pip install -r tests/requirements.txt"
+)
 
 
 class _Backend:

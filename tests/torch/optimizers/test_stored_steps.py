@@ -351,7 +351,7 @@ def test_wrong_use_is_told() -> None:
 
 
 def test_processes_train_digits_with_the_servers_of_their_job() -> None:
-    pytest.importorskip("sklearn")
+    pytest.importorskip("sklearn", reason="no scikit-learn: pip install -r tests/requirements.txt")
     done = subprocess.run(
         [sys.executable, "-m", "pycoll", "run", "-n", "2", "--servers", "1", str(SCRIPT)],
         capture_output=True,

@@ -129,7 +129,7 @@ TEST(who_waits_until_memory_is_read_is_woken) {
   CHECK(pair.source().arm() && !readable(pair.source()), "news of nothing");
   CHECK(pair.recv().peek() != nullptr, "no segment");
   pair.recv().release();
-  CHECK(readable(pair.source()), "nobody woke the lender");
+  CHECK(readable(pair.source()), "nobody woke the sender");
   pair.source().disarm();
   CHECK(pair.send().drained(), "woken for nothing");
 }
