@@ -38,6 +38,8 @@ class Custom(ComposedCodec):
     another number of values. An exception of a function reaches the caller; the other ranks raise
     ReductionError or InvalidArgumentError that names the rank.
 
+    Cost: what the functions take, on the thread of the caller; arrays are copied.
+
     >>> halves = pycoll.compress.Custom(
     ...     lambda x: x.astype(np.float16).tobytes(), lambda b, n: np.frombuffer(b, np.float16)
     ... )

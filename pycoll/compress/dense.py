@@ -90,6 +90,10 @@ class BF16(DenseCodec):
 
     Infinities and NaN stay.
 
+    Errors: none.
+
+    Cost: 2 bytes for each value.
+
     >>> pycoll.compress.BF16().encode(np.ones(4, np.float32)).nbytes
     8
     """
@@ -105,8 +109,11 @@ class FP8(DenseCodec):
 
     Arguments: ``block``, the values that share a scale, a power of two from 32 to 4096.
 
-    A block with an infinity or a NaN decodes to NaN. Errors: InvalidArgumentError for another
-    block. Cost: 1 byte for each value and 4 for each block.
+    A block with an infinity or a NaN decodes to NaN.
+
+    Errors: InvalidArgumentError for another block.
+
+    Cost: 1 byte for each value and 4 for each block.
 
     >>> pycoll.compress.FP8(block=128).encode(np.ones(256, np.float32)).nbytes
     264
@@ -136,8 +143,11 @@ class Block(DenseCodec):
             bits in all calls. ``dataclasses.replace(codec, seed=step)`` draws anew.
 
     With rounding to nearest, a value minus the value of its code is exact in float32. A block with
-    an infinity or a NaN decodes to NaN. Errors: InvalidArgumentError for other arguments. Cost: 1
-    or 1/2 byte for each value and 4 for each block.
+    an infinity or a NaN decodes to NaN.
+
+    Errors: InvalidArgumentError for other arguments.
+
+    Cost: 1 or 1/2 byte for each value and 4 for each block.
 
     >>> codec = pycoll.compress.Block("int8", block=32)
     >>> codec.decode(codec.encode(np.float32([127, 2.4, -3])), 3)
@@ -178,8 +188,11 @@ class Sign(DenseCodec):
 
     Arguments: ``block``, the values that share a magnitude, a power of two from 32 to 4096.
 
-    A block with an infinity or a NaN decodes to NaN. Errors: InvalidArgumentError for another
-    block. Cost: 1 bit for each value and 4 bytes for each block.
+    A block with an infinity or a NaN decodes to NaN.
+
+    Errors: InvalidArgumentError for another block.
+
+    Cost: 1 bit for each value and 4 bytes for each block.
 
     >>> codec = pycoll.compress.Sign()
     >>> codec.decode(codec.encode(np.float32([1, -3])), 2)

@@ -40,8 +40,10 @@ class PowerSGD(ComposedCodec):
     2**64 - 1; ``saving``, at least 1: a matrix is sent whole unless P and Q have so many times
     fewer elements.
 
-    Errors: InvalidArgumentError for other arguments. Cost: 4 rank (m + n) bytes in two messages,
-    the second of which waits for the first, and about 8 rank m n floating-point operations.
+    Errors: InvalidArgumentError for other arguments.
+
+    Cost: 4 rank (m + n) bytes in two messages, the second of which waits for the first, and about 8
+    rank m n floating-point operations.
 
     Source: Vogels, Karimireddy and Jaggi, "PowerSGD", 2019 (arXiv 1905.13727).
 

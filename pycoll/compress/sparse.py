@@ -385,8 +385,12 @@ class TopK(DensityCodec):
     is rounded up.
 
     NaN counts as larger than infinity. Of equal magnitudes the first ones are sent. ``all_reduce``
-    also takes arrays on devices. Errors: InvalidArgumentError for another density. Cost: 8 bytes
-    for each value that is sent, and one pass over all values in host memory, ten on devices.
+    also takes arrays on devices.
+
+    Errors: InvalidArgumentError for another density.
+
+    Cost: 8 bytes for each value that is sent, and one pass over all values in host memory, ten on
+    devices.
 
     >>> codec = pycoll.compress.TopK(density=0.5)
     >>> codec.decode(codec.encode(np.float32([1, -3, 0, 2])), 4)
@@ -449,8 +453,9 @@ class Threshold(SparseCodec):
 
     Arguments: ``value``, the smallest magnitude that is sent, finite and at least 0.
 
-    Errors: InvalidArgumentError for another value. Cost: 8 bytes for each value that is sent, which
-    may be all of them.
+    Errors: InvalidArgumentError for another value.
+
+    Cost: 8 bytes for each value that is sent, which may be all of them.
 
     >>> codec = pycoll.compress.Threshold(2)
     >>> codec.decode(codec.encode(np.float32([1, -3, 0, 2])), 4)
@@ -500,7 +505,9 @@ class RandomK(DensityCodec):
     Arguments: ``density``, the share of the values that is sent, above 0 and at most 1; ``seed``,
     of the draws, from 0 to 2**64 - 1.
 
-    Errors: InvalidArgumentError for other arguments. Cost: 4 bytes for each value that is sent.
+    Errors: InvalidArgumentError for other arguments.
+
+    Cost: 4 bytes for each value that is sent.
 
     >>> codec = pycoll.compress.RandomK(density=0.5, seed=1)
     >>> int(np.count_nonzero(codec.decode(codec.encode(np.ones(8, np.float32)), 8)))

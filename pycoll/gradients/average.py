@@ -34,6 +34,8 @@ def average_gradients(
 ) -> Any:
     """Return a structure like ``tree`` whose arrays are the averages over all ranks.
 
+    Every rank calls the function, which waits for the averages.
+
     Arguments:
         ``tree``: an array, or dicts, lists and tuples of trees; where JAX is loaded, also pytree
             nodes registered with JAX. None is an empty tree. Arrays have any shape and a dtype
@@ -52,7 +54,7 @@ def average_gradients(
 
     Result: new arrays of the same framework, shape and dtype, in the same structure.
 
-    Blocking and collective. Errors: InvalidArgumentError for a leaf that is not an array and for
+    Errors: InvalidArgumentError for a leaf that is not an array and for
     an unknown policy, architecture or op. MismatchError where structure, shapes, dtypes, policy,
     architecture or op differ between ranks. It names the first difference if all ranks see their
     structure for the first time, and reads as that of any collective otherwise. Other errors are

@@ -14,7 +14,18 @@ from pycoll.gradients.policies import AUTO, POLICIES, Policy
 
 
 class Method(NamedTuple):
-    """A method: the name of its policy, its architecture ("auto": a choice), and what it does."""
+    """A method: a policy with an architecture.
+
+    Arguments: ``policy``, the name of its policy; ``architecture``, "a2a", "ps" or "auto", which is
+    a choice; ``summary``, what it does.
+
+    Errors and cost: none.
+
+    Source: Shi et al., arXiv 2005.13247, for seven entries of ``METHODS``.
+
+    >>> pycoll.optim.METHODS["MG-WFBP"].policy
+    'mg_wfbp'
+    """
 
     policy: str
     architecture: str

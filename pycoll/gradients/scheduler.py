@@ -91,12 +91,13 @@ class Scheduler:
     steps exchange only gradients. The memory holds each gradient once; with the policy dear also
     this rank's share of each, with ``compress`` also what each lacks.
 
-    Example::
-
-        views = scheduler.begin()
-        views[n][...] = gradient        # for each gradient, in any order,
-        scheduler.ready(n)              # from any thread
-        scheduler.wait()                # now the views hold the sums over all ranks
+    >>> scheduler = pycoll.optim.Scheduler(comm, [pycoll.optim.Entry("weight", (2, 3))])
+    >>> views = scheduler.begin()
+    >>> views[0][...] = 1  # for each gradient, in any order,
+    >>> scheduler.ready(0)  # from any thread
+    >>> scheduler.wait()  # now the views hold the sums over all ranks
+    >>> float(views[0].sum())
+    6.0
     """
 
     def __init__(

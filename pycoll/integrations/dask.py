@@ -40,10 +40,11 @@ def run(
 ) -> list[Any]:
     """Call ``function(*args)`` on every worker of a Dask client, each a rank of one world.
 
-    ``client``: a ``distributed.Client``. ``workers``: addresses of workers, in the order of ranks;
-    None means all workers, by host. Each worker runs one rank, so a worker needs a process of its
-    own and a free thread. ``words``: arguments of ``pycoll.init`` other than rank, size, address,
-    comm and all_gather.
+    ``function``: what a rank runs, with the arguments ``args``. ``client``: a
+    ``distributed.Client``. ``workers``: addresses of workers, in the order of ranks; None means all
+    workers, by host. Each worker runs one rank, so a worker needs a process of its own and a free
+    thread. ``words``: arguments of ``pycoll.init`` other than rank, size, address, comm and
+    all_gather.
 
     Returns the results in rank order.
 
@@ -53,6 +54,11 @@ def run(
 
     Cost: a Dask task on each worker, 2 to 4 rounds over the scheduler's metadata, and the
     connections of the ranks.
+
+    >>> client = distributed.Client(n_workers=2, threads_per_worker=2)
+    >>> adapter.run(client, lambda: pycoll.rank())
+    [0, 1]
+    >>> client.shutdown()
     """
     join_limit_s(words)
     chosen = _choose_workers(client, workers)

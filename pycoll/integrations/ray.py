@@ -39,6 +39,10 @@ def register() -> None:
     second call does nothing.
 
     Raises ImportError if Ray cannot be imported.
+
+    Cost: none.
+
+    >>> adapter.register()
     """
     registry = importlib.import_module("ray.util.collective.backend_registry")
     from pycoll.integrations.ray_group import NAME, PycollGroup
@@ -56,9 +60,9 @@ def run(
 ) -> list[Any]:
     """Call ``function(*args)`` in ``size`` tasks of Ray, each a rank of one world.
 
-    ``size``: the number of ranks; Ray must be able to run all of them at once. ``options``:
-    arguments of ``ray.remote`` for the tasks, such as ``{"num_cpus": 2}``. ``words``: as for
-    ``init``.
+    ``function``: what a rank runs, with the arguments ``args``. ``size``: the number of ranks; Ray
+    must be able to run all of them at once. ``options``: arguments of ``ray.remote`` for the tasks,
+    such as ``{"num_cpus": 2}``. ``words``: as for ``init``.
 
     Returns the results in rank order.
 
@@ -67,6 +71,9 @@ def run(
     cannot start in time make the others raise TimeoutError.
 
     Cost: one task of Ray per rank and the cost of ``init``.
+
+    >>> adapter.run(lambda: pycoll.rank(), size=2)
+    [0, 1]
     """
     ray = importlib.import_module("ray")
     check_size(size)

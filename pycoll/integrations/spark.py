@@ -35,6 +35,14 @@ def init(**words: Any) -> pycoll.Communicator:
     Raises InvalidArgumentError outside of a barrier stage, and the errors of ``pycoll.init``.
 
     Cost: at most five rounds of ``BarrierTaskContext.allGather``, and the connections of the ranks.
+
+    >>> def task(rows):
+    ...     comm = adapter.init()
+    ...     yield comm.size
+    ...     pycoll.finalize()
+    >>> stage = pyspark.SparkContext.getOrCreate().parallelize(range(2), 2).barrier()
+    >>> stage.mapPartitions(task).collect()
+    [2, 2]
     """
     pyspark = importlib.import_module("pyspark")
     try:
@@ -76,8 +84,9 @@ def run(
 ) -> list[Any]:
     """Call ``function(*args)`` in ``size`` tasks of one barrier stage, each a rank of one world.
 
-    ``spark_context``: a SparkContext. ``size``: the number of ranks; None means the context's
-    ``defaultParallelism``. Spark needs as many free slots at once. ``words``: as for ``init``.
+    ``function``: what a rank runs, with the arguments ``args``. ``spark_context``: a SparkContext.
+    ``size``: the number of ranks; None means the context's ``defaultParallelism``. Spark needs as
+    many free slots at once. ``words``: as for ``init``.
 
     Returns the results in rank order. An exception of a task fails the stage, as Spark reports it.
 
@@ -86,6 +95,9 @@ def run(
     slots, 40 times, one every 15 s (``spark.scheduler.barrier.maxConcurrentTasksCheck.*``).
 
     Cost: one Spark job and the cost of ``init``.
+
+    >>> adapter.run(pyspark.SparkContext("local[2]"), lambda: pycoll.rank(), size=2)
+    [0, 1]
     """
     ranks = check_size(spark_context.defaultParallelism if size is None else size)
     slots = _local_slots(spark_context)

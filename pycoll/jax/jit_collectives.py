@@ -46,10 +46,10 @@ def all_reduce(
     also returns what that leaves out. ``step``: the number of the call, an integer or an array of
     one, the same on all ranks; RandomK draws its places from it.
 
+    The derivative of this call uses no codec, and a residual counts as a constant.
+
     Returns an array with the shape and dtype of x; with ``residual``, this array and the next
     residual.
-
-    The derivative of this call uses no codec, and a residual counts as a constant.
 
     Raises InvalidArgumentError while tracing, as Communicator.all_reduce does, for a reduction
     from ``register_op``, for a residual of another shape or dtype, and for a residual of PowerSGD,
@@ -59,7 +59,8 @@ def all_reduce(
     compiled program calls Python, which copies the arrays. Many small arrays cost one message if
     the program joins them first with ``jax.flatten_util.ravel_pytree``.
 
-    Example: ``mean = pycoll.jax.all_reduce(gradient, "avg")``
+    >>> jax.jit(lambda x: pycoll.jax.all_reduce(x, "avg"))(jnp.ones(2))
+    Array([1., 1.], dtype=float32)
     """
     how = How(Collective.ALL_REDUCE, communicator_of(comm), op, deterministic=deterministic)
     return _run(how, jnp.asarray(x), compress, residual, step)
@@ -88,7 +89,8 @@ def reduce_scatter(
 
     Cost: as Communicator.reduce_scatter.
 
-    Example: ``mine = pycoll.jax.reduce_scatter(gradient)``
+    >>> jax.jit(pycoll.jax.reduce_scatter)(jnp.ones(2))  # on one rank all rows
+    Array([1., 1.], dtype=float32)
     """
     value, comm = jnp.asarray(x), communicator_of(comm)
     need_axis(value.shape, "reduce_scatter")
@@ -124,7 +126,8 @@ def all_gather(
 
     Cost: every rank receives the rows of all other ranks.
 
-    Example: ``rows = pycoll.jax.all_gather(x, lengths=[3, 1])``
+    >>> jax.jit(lambda x: pycoll.jax.all_gather(x, lengths=[2]))(jnp.ones(2))
+    Array([1., 1.], dtype=float32)
     """
     value, comm = jnp.asarray(x), communicator_of(comm)
     need_axis(value.shape, "all_gather")
@@ -162,7 +165,8 @@ def broadcast(
 
     Cost: as Communicator.broadcast.
 
-    Example: ``weights = pycoll.jax.broadcast(weights)``
+    >>> jax.jit(pycoll.jax.broadcast)(jnp.ones(2))
+    Array([1., 1.], dtype=float32)
     """
     comm = communicator_of(comm)
     if isinstance(root, bool) or not isinstance(root, int) or not 0 <= root < comm.size:

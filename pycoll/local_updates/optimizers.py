@@ -41,11 +41,13 @@ def LocalSGD(  # noqa: N802  # the name of the method
 
     Source: Stich, "Local SGD converges fast and communicates little", 2019 (arXiv 1805.09767).
 
-    Example::
-
-        optimizer = pycoll.optim.LocalSGD(torch.optim.SGD(model.parameters(), 0.1), every=8)
-        loss.backward()
-        optimizer.step()
+    >>> model = torch.nn.Linear(2, 1)
+    >>> inner = torch.optim.SGD(model.parameters(), 0.1)
+    >>> optimizer = pycoll.optim.LocalSGD(inner, every=1, comm=comm)
+    >>> model(torch.ones(1, 2)).sum().backward()
+    >>> optimizer.step()
+    >>> optimizer.synchronized
+    True
     """
     return _wrap(optimizer, LocalUpdates(every), comm)
 
@@ -67,16 +69,17 @@ def SlowMo(  # noqa: N802  # the name of the method
     ``momentum``, from 0 to below 1. With lr=1 and momentum=0 it is ``LocalSGD``. s is the ``lr`` of
     the parameter's group in the last step in which it was not 0.
 
-    Result, errors: those of ``LocalSGD``.
+    Result: that of ``LocalSGD``. Errors: those of ``LocalSGD``.
 
     Cost: an all-reduce of the parameters per round, and memory for two copies of them.
 
     Source: Wang, Tantia, Ballas and Rabbat, "SlowMo: improving communication-efficient distributed
     SGD with slow momentum", 2020 (arXiv 1910.00643).
 
-    Example::
-
-        optimizer = pycoll.optim.SlowMo(torch.optim.SGD(model.parameters(), 0.1), every=16)
+    >>> inner = torch.optim.SGD(torch.nn.Linear(2, 1).parameters(), 0.1)
+    >>> optimizer = pycoll.optim.SlowMo(inner, every=16, comm=comm)
+    >>> type(optimizer).__name__
+    'SGD'
     """
     outer = Outer(lr, momentum, in_inner_rate=True)
     return _wrap(optimizer, LocalUpdates(every, outer), comm)
@@ -104,7 +107,7 @@ def DiLoCo(  # noqa: N802  # the name of the method
     those of ``LocalUpdates``: each fragment of the parameters is averaged at a time of its own,
     while ``delay`` inner steps run.
 
-    Result, errors: those of ``LocalSGD``.
+    Result: that of ``LocalSGD``. Errors: those of ``LocalSGD``.
 
     Cost: an all-reduce of the parameters per round, in ``fragments`` messages, and memory for two
     copies of the parameters and, with ``delay``, of a fragment.
@@ -113,10 +116,12 @@ def DiLoCo(  # noqa: N802  # the name of the method
     2024 (arXiv 2311.08105), and "Streaming DiLoCo with overlapping communication", 2025 (arXiv
     2501.18512).
 
-    Example::
-
-        optimizer = torch.optim.AdamW(model.parameters(), 4e-4)
-        optimizer = pycoll.optim.DiLoCo(optimizer, every=100, fragments=4, delay=2, mix=0.5)
+    >>> inner = torch.optim.AdamW(torch.nn.Linear(2, 1).parameters(), 4e-4)
+    >>> optimizer = pycoll.optim.DiLoCo(
+    ...     inner, every=100, fragments=2, delay=2, mix=0.5, comm=comm
+    ... )
+    >>> type(optimizer).__name__
+    'AdamW'
     """
     given = {"lr": 0.7, "momentum": 0.9, "nesterov": True} if outer is None else outer
     updates = LocalUpdates(every, given, fragments, delay, mix, compress)

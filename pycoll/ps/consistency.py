@@ -64,12 +64,16 @@ ASP = Consistency("asp", False, None)
 def BSP(*, elastic: bool = False) -> Consistency:  # noqa: N802
     """Return the consistency in which all workers end each round together.
 
-    ``elastic``: whether rounds go on without workers that are gone. Then all servers that hold a
-    part discard the pushes of such a worker in rounds that have not ended. The round ends with the
-    workers that take part, and a mean is divided by their number. False is "bsp": calls that wait
-    for such a worker raise PeerLostError.
+    Arguments: ``elastic``, whether rounds go on without workers that are gone. Then all servers
+    that hold a part discard the pushes of such a worker in rounds that have not ended. The round
+    ends with the workers that take part, and a mean is divided by their number. False is "bsp":
+    calls that wait for such a worker raise PeerLostError.
 
-    Raises InvalidArgumentError for anything but True and False.
+    Result: the consistency, for ``connect`` and ``serve_store``.
+
+    Errors: InvalidArgumentError for anything but True and False.
+
+    Cost: a push waits for no other worker; a pull waits for the end of a round.
 
     >>> str(pycoll.ps.BSP(elastic=True)), str(pycoll.ps.BSP())
     ('BSP(elastic=True)', 'bsp')
@@ -82,9 +86,16 @@ def BSP(*, elastic: bool = False) -> Consistency:  # noqa: N802
 def SSP(staleness: int) -> Consistency:  # noqa: N802
     """Return the consistency in which a worker is at most ``staleness`` clocks ahead.
 
-    ``staleness``: a whole number from 0 to 2**20; 0 is "bsp".
+    Arguments: ``staleness``, a whole number from 0 to 2**20; 0 is "bsp".
 
-    Raises InvalidArgumentError for anything else.
+    Result: the consistency, for ``connect`` and ``serve_store``.
+
+    Errors: InvalidArgumentError for anything else.
+
+    Cost: a pull waits for workers that are more than ``staleness`` clocks behind.
+
+    Source: Ho et al., "More effective distributed ML via a stale synchronous parallel parameter
+    server", NIPS 2013.
 
     >>> str(pycoll.ps.SSP(3)), str(pycoll.ps.SSP(0))
     ('SSP(3)', 'bsp')
@@ -100,15 +111,21 @@ def SSP(staleness: int) -> Consistency:  # noqa: N802
 def Backup(share: float) -> Consistency:  # noqa: N802
     """Return the consistency in which a round ends with the first ``share`` of the workers.
 
-    ``share``: a number above 0 and at most 1; a round ends with ceil(share * workers) workers, and
-    pushes that come later for it are dropped. While workers wait in ``checkpoint``, a round also
-    ends with all the others. 1 is "bsp".
+    Arguments: ``share``, a number above 0 and at most 1; a round ends with ceil(share * workers)
+    workers, and pushes that come later for it are dropped. While workers wait in ``checkpoint``, a
+    round also ends with all the others. 1 is "bsp".
 
     A late worker joins the round of the others, so workers end different numbers of rounds with the
     same number of calls. Where each makes a fixed number of calls, a late one may need the others
     for its last rounds: they close the store before they wait for it in any other way.
 
-    Raises InvalidArgumentError for anything else.
+    Result: the consistency, for ``connect`` and ``serve_store``.
+
+    Errors: InvalidArgumentError for anything else.
+
+    Cost: what late workers push is lost.
+
+    Source: Chen et al., "Revisiting distributed synchronous SGD", 2016 (arXiv 1604.00981).
 
     >>> pycoll.ps.Backup(0.9).needed(10)
     9

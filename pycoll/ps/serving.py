@@ -68,7 +68,8 @@ def serve(
     Cost: the server waits for a short message of worker 0 ahead of each operation, and sleeps while
     none comes.
 
-    >>> pycoll.ps.serve()  # in a process of its own, on the last ranks of the job
+    >>> pycoll.ps.serve()  # doctest: +SKIP
+    120
     """
     if world.is_initialized():
         raise InvalidArgumentError(
@@ -126,7 +127,11 @@ def serve_store(
 
     Cost: a connection to each worker and each server; a thread for each of them.
 
-    >>> pycoll.ps.serve_store(comm, servers=[2])  # on rank 2, while the others connect
+    >>> worker, server = pycoll.local_world(2)
+    >>> serving = threading.Thread(target=pycoll.ps.serve_store, args=(server, [1]))
+    >>> serving.start()
+    >>> pycoll.ps.connect(worker).close()  # the only worker leaves
+    >>> serving.join()
     """
 
     def terms() -> Terms:
@@ -175,7 +180,14 @@ def connect(
 
     Cost: a connection to each server.
 
-    >>> store = pycoll.ps.connect(comm)  # while rank 2 serves
+    >>> worker, server = pycoll.local_world(2)
+    >>> serving = threading.Thread(target=pycoll.ps.serve_store, args=(server, [1]))
+    >>> serving.start()
+    >>> with pycoll.ps.connect(worker) as store:
+    ...     store.init("w", np.zeros(2))
+    ...     store.push_pull("w", np.ones(2))
+    array([1., 1.])
+    >>> serving.join()
     """
     if ticket is not None:
         _refuse_other_arguments("connect", {"comm": comm, "shards": shards})

@@ -46,7 +46,13 @@ class Compression:
     """The available compressors: ``none``, ``fp16`` and ``bf16``.
 
     ``fp16`` and ``bf16`` send wider floating-point tensors as float16 or bfloat16. The reduction
-    then rounds to that dtype.
+    then rounds to that dtype. Programs use the attributes and make no object.
+
+    Errors: none. Cost: one pass over the tensor before the transfer, and one after it.
+
+    >>> small, context = hvd.Compression.fp16.compress(torch.ones(2))
+    >>> small.dtype, context
+    (torch.float16, torch.float32)
     """
 
     none: Compressor = _Plain()

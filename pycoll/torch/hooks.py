@@ -67,10 +67,12 @@ class State:
 
     Cost: memory for one copy of the gradients.
 
-    Example::
-
-        state = State(None, pycoll.compress.Block("int8"), start=100)
-        ddp.register_comm_hook(state, compress)
+    >>> ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
+    >>> state = hooks.State(None, pycoll.compress.Block("int8"), start=100)
+    >>> ddp.register_comm_hook(state, hooks.compress)
+    >>> ddp(torch.ones(1, 2)).sum().backward()
+    >>> state.step
+    1
     """
 
     def __init__(
@@ -145,8 +147,15 @@ class State:
 def compress(state: State, bucket: dist.GradBucket) -> _Future:
     """Average the gradients of DistributedDataParallel with the codec of ``state``.
 
-    Register it by ``ddp.register_comm_hook(State(None, codec), compress)``; arguments, errors and
-    cost are described there.
+    Arguments: ``state``, a ``State``; ``bucket``, which torch passes.
+
+    Result: a future of the buffer of the bucket, with the averages.
+
+    Errors: those of ``State``. Cost: one all-reduce of codes for each bucket.
+
+    >>> ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
+    >>> ddp.register_comm_hook(hooks.State(None, pycoll.compress.BF16()), hooks.compress)
+    >>> ddp(torch.ones(1, 2)).sum().backward()
     """
     return state.reduce(bucket)
 
@@ -167,8 +176,14 @@ class PowerSGDState(State):
         ``compression_stats_logging_frequency``: the default, since nothing is logged.
         ``batch_tensors_with_same_shape``: False; all matrices of a bucket share two messages.
 
-    Errors: InvalidArgumentError for other values; otherwise those of ``State``. Cost: that of
-    ``State``. Source: see ``pycoll.compress.PowerSGD``.
+    Errors: InvalidArgumentError for other values; otherwise those of ``State``.
+
+    Cost: that of ``State``.
+
+    Source: see ``pycoll.compress.PowerSGD``.
+
+    >>> hooks.PowerSGDState(None, matrix_approximation_rank=2).codec
+    PowerSGD(rank=2, seed=0, saving=2.0)
     """
 
     def __init__(
@@ -227,7 +242,21 @@ def _only(name: str, value: Any, supported: Any, why: str) -> None:
 def powerSGD_hook(  # noqa: N802  # torch's name
     state: PowerSGDState, bucket: dist.GradBucket
 ) -> _Future:
-    """Average gradients with PowerSGD; ``ddp.register_comm_hook(PowerSGDState(None), ...)``."""
+    """Average the gradients of DistributedDataParallel with PowerSGD.
+
+    Arguments: ``state``, a ``PowerSGDState``; ``bucket``, which torch passes.
+
+    Result: a future of the buffer of the bucket, with the averages.
+
+    Errors: those of ``State``. Cost: two all-reduces for each bucket, the second of which waits for
+    the first.
+
+    Source: see ``pycoll.compress.PowerSGD``.
+
+    >>> ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
+    >>> ddp.register_comm_hook(hooks.PowerSGDState(None), hooks.powerSGD_hook)
+    >>> ddp(torch.ones(1, 2)).sum().backward()
+    """
     return state.reduce(bucket)
 
 
@@ -237,6 +266,19 @@ def batched_powerSGD_hook(  # noqa: N802  # torch's name
     """Average gradients with PowerSGD on each bucket as one square matrix, filled up with zeros.
 
     It computes less than ``powerSGD_hook`` and approximates worse.
+
+    Arguments: those of ``powerSGD_hook``, ``state`` and ``bucket``.
+
+    Result: a future of the buffer of the bucket, with the averages.
+
+    Errors: those of ``State``. Cost: two all-reduces for each bucket, the second of which waits for
+    the first.
+
+    Source: see ``pycoll.compress.PowerSGD``.
+
+    >>> ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
+    >>> ddp.register_comm_hook(hooks.PowerSGDState(None), hooks.batched_powerSGD_hook)
+    >>> ddp(torch.ones(1, 2)).sum().backward()
     """
     return state.reduce(bucket, batched=True)
 
@@ -248,6 +290,19 @@ def quantization_pertensor_hook(
 
     It takes the place of torch's hook of this name, which has one scale per bucket and gathers the
     codes of all ranks on each. ``State`` adds feedback.
+
+    Arguments: ``process_group``, that of the model, None for the default group; ``bucket``, which
+    torch passes.
+
+    Result: a future of the buffer of the bucket, with the averages.
+
+    Errors: InvalidArgumentError where the group has another backend; those of ``all_reduce``.
+
+    Cost: one all-reduce of codes for each bucket, about a quarter of the bytes of float32.
+
+    >>> ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
+    >>> ddp.register_comm_hook(None, hooks.quantization_pertensor_hook)
+    >>> ddp(torch.ones(1, 2)).sum().backward()
     """
     buffer = bucket.buffer()
     return _average(backend_of(process_group, buffer.device), buffer, Block("int8", 4096))
@@ -258,8 +313,22 @@ def quantization_perchannel_hook(
 ) -> _Future:
     """Average gradients as ``Block("int8", block=bucket_size)``, without feedback.
 
-    ``bucket_size``: a power of two from 32 to 4096. It takes the place of torch's hook of this
-    name, which gathers the codes of all ranks on each. ``State`` adds feedback.
+    It takes the place of torch's hook of this name, which gathers the codes of all ranks on each.
+    ``State`` adds feedback.
+
+    Arguments: those of ``quantization_pertensor_hook``, ``process_group`` and ``bucket``;
+    ``bucket_size``, the values that share a scale, a power of two from 32 to 4096.
+
+    Result: a future of the buffer of the bucket, with the averages.
+
+    Errors: InvalidArgumentError for another size, and where the group has another backend; those of
+    ``all_reduce``.
+
+    Cost: one all-reduce of codes for each bucket, about a quarter of the bytes of float32.
+
+    >>> ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
+    >>> ddp.register_comm_hook(None, hooks.quantization_perchannel_hook)
+    >>> ddp(torch.ones(1, 2)).sum().backward()
     """
     buffer = bucket.buffer()
     return _average(backend_of(process_group, buffer.device), buffer, Block("int8", bucket_size))

@@ -47,10 +47,10 @@ class MethodState:
     Cost: the constructor is collective. Every step copies each gradient twice. The messages are
     those of a ``pycoll.optim.Scheduler``.
 
-    Example::
-
-        ddp = torch.nn.parallel.DistributedDataParallel(model)
-        ddp.register_comm_hook(MethodState(ddp, policy="MG-WFBP"), method_hook)
+    >>> ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
+    >>> state = method_hooks.MethodState(ddp, policy="fixed")
+    >>> ddp.register_comm_hook(state, method_hooks.method_hook)
+    >>> ddp(torch.ones(1, 2)).sum().backward()
     """
 
     def __init__(
@@ -123,9 +123,18 @@ class MethodState:
 def method_hook(state: MethodState, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     """Average the gradients of DistributedDataParallel by the method of ``state``.
 
-    All methods give the bits of ``all_reduce("avg", deterministic=True)``. Register the hook by
-    ``ddp.register_comm_hook(MethodState(ddp, policy="WFBP-PS"), method_hook)``; arguments, errors
-    and cost are described there.
+    All methods give the bits of ``all_reduce("avg", deterministic=True)``.
+
+    Arguments: ``state``, a ``MethodState``; ``bucket``, which torch passes.
+
+    Result: a future of the buffer of the bucket, with the averages.
+
+    Errors: those of ``MethodState``. Cost: that of ``MethodState``.
+
+    >>> ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
+    >>> state = method_hooks.MethodState(ddp, policy="WFBP-PS")
+    >>> ddp.register_comm_hook(state, method_hooks.method_hook)
+    >>> ddp(torch.ones(1, 2)).sum().backward()
     """
     return state.reduce(bucket)
 

@@ -139,12 +139,11 @@ def DistributedOptimizer(  # noqa: N802  # the name that programs use
 
     Source: the interface is that of Horovod; the policies are described in docs/scheduling.md.
 
-    Example::
-
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-        optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
-        loss.backward()
-        optimizer.step()
+    >>> model = torch.nn.Linear(2, 1)
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    >>> optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
+    >>> model(torch.ones(1, 2)).sum().backward()
+    >>> optimizer.step()
     """
     reduction = check_op(op)
     _check_numbers(reduction, gradient_predivide_factor, backward_passes_per_step)

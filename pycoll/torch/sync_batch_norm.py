@@ -23,6 +23,12 @@ class SyncBatchNorm(_BatchNorm):
     than 2 values per channel. Other errors are those of ``allreduce``.
 
     Cost: two all-reduces of about C values in the forward pass, two in the backward pass.
+
+    Source: Ioffe and Szegedy, "Batch normalization", 2015 (arXiv 1502.03167), with sums over ranks.
+
+    >>> layer = hvd.SyncBatchNorm(num_features=3)
+    >>> layer(torch.randn(4, 3, 5)).shape
+    torch.Size([4, 3, 5])
     """
 
     def _check_input_dim(self, input: torch.Tensor) -> None:

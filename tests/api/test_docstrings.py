@@ -6,13 +6,12 @@ comment behind the call say how many there are, and whose result is shown.
 
 from __future__ import annotations
 
-import doctest
 import re
 from typing import Any
 
 import numpy as np
 import pytest
-from harness import world_in_threads
+from docstring_parts import examples_of, ranks_of, run_on_ranks
 
 import pycoll
 
@@ -22,39 +21,21 @@ METHODS = [
     for name in dir(pycoll.Communicator)
     if not name.startswith("_") and hasattr(pycoll.Communicator, name)
 ]
-PARSER = doctest.DocTestParser()
 
 
-def examples_of(thing: Any) -> list[doctest.Example]:
-    return PARSER.get_examples(thing.__doc__ or "")
-
-
-def run_on_ranks(examples: list[doctest.Example]) -> None:
-    comments = " ".join(example.source for example in examples)
-    size = int((re.search(r"on (\d+) ranks", comments) or [0, "3"])[1])
+def run_method(name: str) -> None:
+    method = getattr(pycoll.Communicator, name)
+    comments = " ".join(example.source for example in examples_of(method))
     shown = int((re.search(r"rank (\d+)", comments) or [0, "0"])[1])
-
-    def rank(comm: pycoll.Communicator) -> list[str]:
-        scope: dict[str, Any] = {"comm": comm, "np": np, "pycoll": pycoll}
-        scope.update(loss=np.float64(2.0), hits=np.int64(3))
-        output = []
-        for example in examples:
-            if example.want:
-                output.append(repr(eval(example.source, scope)))
-            else:
-                exec(example.source, scope)
-                output.append("")
-        return output
-
-    found = world_in_threads(size).run(rank)[shown]
-    assert found == [example.want.rstrip("\n") for example in examples]
+    scope = {"np": np, "pycoll": pycoll, "loss": np.float64(2.0), "hits": np.int64(3)}
+    run_on_ranks(method, scope, ranks_of(method, 3), shown)
 
 
 @pytest.mark.parametrize(
     "name", [n for n in METHODS if examples_of(getattr(pycoll.Communicator, n))]
 )
 def test_examples_of_methods(name: str) -> None:
-    run_on_ranks(examples_of(getattr(pycoll.Communicator, name)))
+    run_method(name)
 
 
 @pytest.mark.parametrize(

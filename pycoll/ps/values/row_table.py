@@ -54,8 +54,16 @@ class TablePlacement(NamedTuple):
 class Table:
     """Rows by id that servers hold; ``Store.table`` makes it. Threads: any.
 
-    ``name``; ``terms``: its rows, dim, init and seed. ``cache_rows``: how many rows this worker
-    keeps at most, or "hot", in ``cache``, which is None for 0.
+    ``name`` is its name, and ``terms`` its rows, dim, init and seed. ``cache_rows`` is how many
+    rows this worker keeps at most, or "hot", in ``cache``, which is None for 0.
+
+    Errors: those of ``Store``. Cost: a message to each server that holds one of the rows, and one
+    back.
+
+    >>> table = store.table("rows of Table", dim=2)
+    >>> table.pull([3, 5])
+    array([[0., 0.],
+           [0., 0.]], dtype=float32)
     """
 
     def __init__(

@@ -31,6 +31,14 @@ class Optimizer(NamedTuple):
     """An optimizer and its numbers; ``SGD``, ``Adagrad`` and ``Adam`` make it.
 
     Weights w change in place; g is the gradient, and all numbers are those of ``torch.optim``.
+
+    Arguments: ``name``, "sgd", "adagrad" or "adam"; ``numbers``, four of them, in the order of the
+    arguments of that function.
+
+    Errors: none here; the functions check the numbers. Cost: none.
+
+    >>> pycoll.ps.SGD(0.1) == pycoll.ps.SGD(lr=0.1)
+    True
     """
 
     name: str
@@ -158,10 +166,13 @@ def SGD(  # noqa: N802
 ) -> Optimizer:
     """Return stochastic gradient descent, for ``Store.set_optimizer``.
 
-    The numbers are those of ``torch.optim.SGD``; all are at least 0, and momentum at most 1.
-    ``nesterov`` needs momentum.
+    Arguments: ``lr``, ``momentum``, ``weight_decay`` and ``nesterov`` are those of
+    ``torch.optim.SGD``; numbers are at least 0, and momentum at most 1. ``nesterov`` needs
+    momentum.
 
-    Raises InvalidArgumentError for other numbers.
+    Result: an ``Optimizer``.
+
+    Errors: InvalidArgumentError for other numbers.
 
     Cost: with momentum the servers keep one array of the size of the weights.
 
@@ -180,12 +191,16 @@ def Adagrad(  # noqa: N802
 ) -> Optimizer:
     """Return Adagrad, for ``Store.set_optimizer``.
 
-    The numbers are those of ``torch.optim.Adagrad``, without decay of the rate; ``initial`` is its
-    ``initial_accumulator_value``. All are at least 0.
+    Arguments: ``lr``, ``eps`` and ``weight_decay`` are those of ``torch.optim.Adagrad``, without
+    decay of the rate; ``initial`` is its ``initial_accumulator_value``. All are at least 0.
 
-    Raises InvalidArgumentError for other numbers.
+    Result: an ``Optimizer``.
+
+    Errors: InvalidArgumentError for other numbers.
 
     Cost: the servers keep one array of the size of the weights.
+
+    Source: Duchi, Hazan and Singer, "Adaptive subgradient methods", JMLR 2011.
 
     >>> pycoll.ps.Adagrad(0.1).states
     1
@@ -204,12 +219,16 @@ def Adam(  # noqa: N802
 ) -> Optimizer:
     """Return Adam, for ``Store.set_optimizer``.
 
-    The numbers are those of ``torch.optim.Adam``; the betas are from 0 to below 1. A row of a table
-    counts the steps that it took itself.
+    Arguments: ``lr``, ``betas`` and ``eps`` are those of ``torch.optim.Adam``; the betas are from 0
+    to below 1. A row of a table counts the steps that it took itself.
 
-    Raises InvalidArgumentError for other numbers.
+    Result: an ``Optimizer``.
+
+    Errors: InvalidArgumentError for other numbers.
 
     Cost: the servers keep two arrays of the size of the weights.
+
+    Source: Kingma and Ba, "Adam", 2015 (arXiv 1412.6980).
 
     >>> pycoll.ps.Adam(0.01).states
     2

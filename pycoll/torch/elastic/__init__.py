@@ -49,14 +49,14 @@ def run(function: Callable[..., Any]) -> Callable[..., Any]:
 
     Cost: a synchronization of the state before each call.
 
-    Example::
-
-        @hvd.elastic.run
-        def train(state):
-            while state.epoch < 10:
-                ...
-                state.epoch += 1
-                state.commit()
+    >>> @hvd.elastic.run
+    ... def train(state):
+    ...     while state.epoch < 10:
+    ...         state.epoch += 1
+    ...         state.commit()
+    ...     return state.epoch
+    >>> train(hvd.elastic.TorchState(epoch=0))
+    10
     """
 
     @functools.wraps(function)

@@ -26,6 +26,14 @@ class ElasticSampler(torch.utils.data.Sampler):
     ``total_size``, the samples of all ranks together.
 
     Errors: ValueError before ``hvd.init()``.
+
+    Cost: a list of all indices in memory.
+
+    >>> sampler = hvd.elastic.ElasticSampler(range(4), shuffle=False)
+    >>> sampler.record_batch(0, 3)
+    >>> sampler.reset()
+    >>> list(sampler)
+    [3]
     """
 
     def __init__(self, dataset: Any, shuffle: bool = True, seed: int = 0) -> None:

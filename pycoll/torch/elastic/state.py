@@ -165,12 +165,25 @@ def set_handler_registry(registry: Registry) -> None:
 class State(_Kept):
     """The base class of elastic states; subclasses implement save, restore and sync.
 
+    All ranks must call every method except ``save`` and ``restore``. ``commits`` is the number of
+    commits.
+
     Arguments: ``bcast_object`` and ``get_rank``, which are ``broadcast_object`` and ``rank`` of
     pycoll.torch or functions like them.
 
-    Attributes: ``commits``, the number of commits.
+    Errors: TypeError from a method that a subclass lacks.
 
-    All ranks must call every method except ``save`` and ``restore``.
+    Cost: none in itself.
+
+    >>> class Counter(hvd.elastic.State):
+    ...     epoch = saved = 0
+    ...     def save(self): self.saved = self.epoch
+    ...     def restore(self): self.epoch = self.saved
+    ...     def sync(self): self.epoch = hvd.broadcast_object(self.epoch, root_rank=0)
+    >>> counter = Counter(hvd.broadcast_object, hvd.rank)
+    >>> counter.commit()
+    >>> counter.commits
+    1
     """
 
     commits: int
@@ -222,6 +235,12 @@ class ObjectState(State):
     Errors: AttributeError for a name that is neither an attribute nor a value.
 
     Cost: a copy of each value in memory.
+
+    >>> state = hvd.elastic.ObjectState(hvd.broadcast_object, hvd.rank, epoch=0)
+    >>> state.epoch += 1
+    >>> state.restore()
+    >>> state.epoch
+    0
     """
 
     def __init__(
@@ -282,11 +301,11 @@ class TorchState(ObjectState):
 
     Cost: a copy of each value in memory.
 
-    Example::
-
-        state = hvd.elastic.TorchState(model, optimizer, epoch=0)
-        state.epoch += 1
-        state.commit()
+    >>> state = hvd.elastic.TorchState(torch.nn.Linear(2, 1), epoch=0)
+    >>> state.epoch += 1
+    >>> state.commit()
+    >>> state.commits
+    1
     """
 
     def __init__(self, model: Any = None, optimizer: Any = None, **values: Any) -> None:

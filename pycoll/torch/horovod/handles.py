@@ -32,11 +32,18 @@ def run(task: Task, name: str | None, process_set: ProcessSet) -> Any:
 
 
 def poll(handle: int) -> bool:
-    """Whether ``synchronize(handle)`` would return at once.
+    """Return whether ``synchronize(handle)`` would return at once.
 
     Arguments: ``handle``, the result of an operation whose name has ``_async``.
 
     Errors: ValueError for a value that is not an open handle.
+
+    Cost: none; the call sends nothing.
+
+    >>> handle = hvd.allreduce_async(torch.ones(2))
+    >>> _ = hvd.synchronize(hvd.allreduce_async(torch.ones(2)))
+    >>> hvd.poll(handle)  # operations end in their order
+    True
     """
     found = _tasks.get(handle)
     if found is None:
@@ -55,10 +62,11 @@ def synchronize(handle: int) -> Any:
 
     Errors: HorovodInternalError where the operation failed.
 
-    Example::
+    Cost: the rest of the operation.
 
-        handle = hvd.allreduce_async(tensor, name="loss")
-        average = hvd.synchronize(handle)
+    >>> handle = hvd.allreduce_async(torch.ones(2), name="loss")
+    >>> hvd.synchronize(handle)
+    tensor([1., 1.])
     """
     found = _tasks.pop(handle, None)
     if found is None:

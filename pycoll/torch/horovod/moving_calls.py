@@ -118,7 +118,20 @@ def gathered(tensors: Tensors, name: str | None, process_set: ProcessSet) -> lis
 def allgather_async(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
-    """Start ``allgather`` and return a handle; ``synchronize`` returns its result."""
+    """Start ``allgather`` and return a handle.
+
+    Arguments: those of ``allgather``. Do not change ``tensor`` until the handle is synchronized.
+
+    Result: a handle for ``synchronize``, which returns the rows of all ranks. No gradients flow
+    through them.
+
+    Errors: ValueError at once, as of ``allgather``; ``synchronize`` raises HorovodInternalError.
+
+    Cost: that of ``allgather``, while the program goes on.
+
+    >>> hvd.synchronize(hvd.allgather_async(torch.ones(2)))
+    tensor([1., 1.])
+    """
     return start_task(AllGather([tensor]), name, process_set, lambda result: result[0][0])
 
 
@@ -138,9 +151,8 @@ def allgather(
 
     Cost: one exchange of lengths and one all-gather.
 
-    Example::
-
-        rows = hvd.allgather(torch.full((hvd.rank() + 1, 2), 1.0))
+    >>> hvd.allgather(torch.full((hvd.rank() + 1, 2), 1.0))
+    tensor([[1., 1.]])
     """
     return gathered([tensor], name, process_set)[0]
 
@@ -148,14 +160,40 @@ def allgather(
 def grouped_allgather_async(
     tensors: Tensors, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
-    """Start ``grouped_allgather`` and return one handle."""
+    """Start ``grouped_allgather`` and return one handle.
+
+    Arguments: those of ``grouped_allgather``. Do not change ``tensors`` until the handle is
+    synchronized.
+
+    Result: a handle for ``synchronize``, which returns a list of the rows of all ranks. No
+    gradients flow through them.
+
+    Errors: ValueError at once, as of ``allgather``; ``synchronize`` raises HorovodInternalError.
+
+    Cost: that of ``grouped_allgather``, while the program goes on.
+
+    >>> hvd.synchronize(hvd.grouped_allgather_async([torch.ones(1), torch.zeros(2)]))
+    [tensor([1.]), tensor([0., 0.])]
+    """
     return start_task(AllGather(list(tensors)), name, process_set, lambda result: list(result[0]))
 
 
 def grouped_allgather(
     tensors: Tensors, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[torch.Tensor]:
-    """``allgather`` of several tensors as one operation. Returns a list; gradients flow through."""
+    """Join several tensors of all ranks as one operation, each along its first dimension.
+
+    Arguments: ``tensors``, at least one; the others are those of ``allgather``.
+
+    Result: a list of new tensors, in the order of ``tensors``. Gradients flow through them.
+
+    Errors: those of ``allgather``.
+
+    Cost: one exchange of lengths, and one all-gather for each tensor.
+
+    >>> hvd.grouped_allgather([torch.ones(1), torch.zeros(2)])
+    [tensor([1.]), tensor([0., 0.])]
+    """
     return gathered(list(tensors), name, process_set)
 
 
@@ -179,7 +217,19 @@ def broadcast_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Start ``broadcast`` and return a handle; ``synchronize`` returns its result."""
+    """Start ``broadcast`` and return a handle.
+
+    Arguments: those of ``broadcast``. Do not change ``tensor`` until the handle is synchronized.
+
+    Result: a handle for ``synchronize``, which returns a new tensor. No gradients flow through it.
+
+    Errors: ValueError at once, as of ``broadcast``; ``synchronize`` raises HorovodInternalError.
+
+    Cost: that of ``broadcast``, while the program goes on.
+
+    >>> hvd.synchronize(hvd.broadcast_async(torch.ones(2), root_rank=0))
+    tensor([1., 1.])
+    """
     output = tensor.new_empty(tensor.shape)
     return start_task(
         _broadcast_task(tensor, output, root_rank, process_set), name, process_set, _as_it_is
@@ -192,7 +242,20 @@ def broadcast_async_(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Start ``broadcast_`` and return a handle. Do not use the tensor until it is synchronized."""
+    """Start ``broadcast_`` and return a handle.
+
+    Arguments: those of ``broadcast_``. Do not use ``tensor`` until the handle is synchronized.
+
+    Result: a handle for ``synchronize``, which returns ``tensor`` itself.
+
+    Errors: ValueError at once, as of ``broadcast_``; ``synchronize`` raises HorovodInternalError.
+
+    Cost: that of ``broadcast_``, while the program goes on.
+
+    >>> weights = torch.ones(2)
+    >>> hvd.synchronize(hvd.broadcast_async_(weights, root_rank=0)) is weights
+    True
+    """
     check_places("tensor", [tensor])
     return start_task(
         _broadcast_task(tensor, tensor, root_rank, process_set), name, process_set, _as_it_is
@@ -218,6 +281,9 @@ def broadcast(
     HorovodInternalError where the ranks disagree or a rank is lost.
 
     Cost: one broadcast.
+
+    >>> hvd.broadcast(torch.ones(2), root_rank=0)
+    tensor([1., 1.])
     """
     result: torch.Tensor = _Broadcast.apply(tensor, root_rank, name, process_set)
     return result
@@ -229,9 +295,20 @@ def broadcast_(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
-    """``broadcast`` in place; returns ``tensor`` itself.
+    """Copy the tensor of the root to the tensors of all ranks, in place.
 
-    Raises ValueError also where several elements of ``tensor`` share memory.
+    Arguments: those of ``broadcast``; ``tensor`` receives the values of the root.
+
+    Result: ``tensor`` itself. No gradients flow through it.
+
+    Errors: those of ``broadcast``; ValueError also where several elements of ``tensor`` share
+    memory.
+
+    Cost: that of ``broadcast``, without memory for a result.
+
+    >>> weights = torch.ones(2)
+    >>> hvd.broadcast_(weights, root_rank=0) is weights
+    True
     """
     check_places("tensor", [tensor])
     run(_broadcast_task(tensor, tensor, root_rank, process_set), name, process_set)
@@ -270,7 +347,20 @@ def alltoall_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Start ``alltoall`` and return a handle for the received rows and the received splits."""
+    """Start ``alltoall`` and return a handle.
+
+    Arguments: those of ``alltoall``. Do not change ``tensor`` until the handle is synchronized.
+
+    Result: a handle for ``synchronize``, which returns a pair of the received rows and an int32
+    tensor of the number of rows from each rank. No gradients flow through the rows.
+
+    Errors: ValueError at once, as of ``alltoall``; ``synchronize`` raises HorovodInternalError.
+
+    Cost: that of ``alltoall``, while the program goes on.
+
+    >>> hvd.synchronize(hvd.alltoall_async(torch.ones(2)))
+    (tensor([1., 1.]), tensor([2], dtype=torch.int32))
+    """
     task = AllToAll(tensor, _checked_splits(tensor, splits, process_set))
     return start_task(task, name, process_set, _as_it_is)
 
@@ -296,6 +386,9 @@ def alltoall(
     a name that is under way. HorovodInternalError where the ranks disagree or a rank is lost.
 
     Cost: two all-to-alls, the first of which sends the splits.
+
+    >>> hvd.alltoall(torch.ones(2), splits=[2])
+    (tensor([1., 1.]), tensor([2], dtype=torch.int32))
     """
     numbers = _checked_splits(tensor, splits, process_set)
     output, received = _AllToAll.apply(tensor, numbers, name, process_set)
@@ -313,6 +406,11 @@ def join(device: int = -1) -> int:
     Result: the rank that called last.
 
     Errors: ValueError where a DistributedOptimizer has a policy, since its steps need all ranks.
+
+    Cost: one message to the controller, and the operations that other ranks run meanwhile.
+
+    >>> hvd.join()  # the only rank calls last
+    0
     """
     if controller_of(global_process_set).has_adopted:
         raise ValueError(
@@ -326,7 +424,16 @@ def join(device: int = -1) -> int:
 
 
 def barrier(process_set: ProcessSet | None = None) -> None:
-    """Wait until every rank of the process set has called barrier; by default all ranks."""
+    """Wait until every rank of a process set has called barrier.
+
+    Arguments: ``process_set``, the ranks that take part; None for all ranks.
+
+    Errors: ValueError on a rank outside of the set; HorovodInternalError where a rank is lost.
+
+    Cost: one round of the negotiation.
+
+    >>> hvd.barrier()
+    """
     run(Barrier(), None, process_set or global_process_set)
 
 

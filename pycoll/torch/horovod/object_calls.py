@@ -70,6 +70,9 @@ def broadcast_object(
 
     Cost: one broadcast of the pickled bytes. Unpickling runs code that the root chooses (see
     SECURITY.md).
+
+    >>> hvd.broadcast_object({"epoch": 3}, root_rank=0)
+    {'epoch': 3}
     """
     is_root = horovod_world.rank() == root_rank
     root = place_of(root_rank, process_set)
@@ -83,17 +86,22 @@ def broadcast_object(
 def allgather_object(
     obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
-    """Return the objects of all ranks, as a list in rank order, on every rank.
+    """Return the objects of all ranks on every rank.
 
     Arguments: ``obj``, which must be picklable. ``name``: the key of the operation, equal on all
     ranks; without a name, calls are matched by their order. ``process_set``: the ranks that take
     part.
+
+    Result: a list in rank order, of copies.
 
     Errors: InvalidArgumentError on a rank whose object cannot be pickled, HorovodInternalError on
     the other ranks then, and where the ranks disagree or a rank is lost.
 
     Cost: one all-gather of the pickled bytes. Unpickling runs code that the other ranks choose (see
     SECURITY.md).
+
+    >>> hvd.allgather_object({"rank": hvd.rank()})
+    [{'rank': 0}]
     """
     mine = _dump(obj)
     task = _Objects({"what": "allgather_object"}, lambda comm: comm._all_gather_parts(mine))

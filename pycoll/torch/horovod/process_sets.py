@@ -23,11 +23,10 @@ class ProcessSet:
 
     Errors: ValueError for values that are not ranks and for a rank that occurs twice.
 
-    Example::
+    Cost: none; registration costs.
 
-        even = hvd.add_process_set(hvd.ProcessSet(range(0, hvd.size(), 2)))
-        if even.included():
-            hvd.allreduce(tensor, process_set=even)
+    >>> str(hvd.ProcessSet([2, 0]))
+    'ProcessSet(process_set_id=None, ranks=[0, 2])'
     """
 
     def __init__(self, ranks_or_comm: Any) -> None:
@@ -103,6 +102,8 @@ global_process_set: ProcessSet = _GlobalProcessSet()
 def init(comm: Any = None, process_sets: Any = None) -> None:
     """Join the world of ranks. Every rank calls it; a second call does nothing.
 
+    The ``HOROVOD_*`` variables in docs/scheduling.md apply; rank 0 warns of those without effect.
+
     Arguments:
         ``comm``: None for all ranks of the launcher's world (found as by ``pycoll.init``), a list
             of the ranks that take part, or a communicator of mpi4py.
@@ -115,14 +116,9 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
     Cost: connects the ranks and starts a thread per process set. In an elastic job a lost rank
     makes the function join the next world, up to 16 times.
 
-    The ``HOROVOD_*`` variables in docs/scheduling.md apply; rank 0 warns of those without effect.
-
-    Example::
-
-        import pycoll.torch as hvd
-
-        hvd.init()
-        print(hvd.rank(), hvd.size())
+    >>> hvd.init()
+    >>> hvd.rank(), hvd.size()
+    (0, 1)
     """
     given = [] if process_sets is None or process_sets == "dynamic" else process_sets
 
@@ -144,6 +140,12 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
     registered already. HorovodInternalError where the ranks pass different sets.
 
     Cost: a split of the communicator, and a thread.
+
+    >>> try:
+    ...     even = hvd.add_process_set(range(0, hvd.size(), 2))
+    ... except ValueError as error:  # on one rank this is the set of all ranks
+    ...     print(error)
+    a process set of ranks [0] is registered already
     """
     found = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
     assert found.ranks is not None
@@ -157,7 +159,16 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
 def remove_process_set(process_set: ProcessSet) -> bool:
     """Close a process set; every rank of the world calls it.
 
-    Returns True, or False without an effect for the global set and for unregistered sets.
+    Arguments: ``process_set``, a registered ``ProcessSet``.
+
+    Result: True, or False without an effect for the global set and for unregistered sets.
+
+    Errors: HorovodInternalError where the ranks pass different sets.
+
+    Cost: one round of the negotiation; the thread of the set ends.
+
+    >>> hvd.remove_process_set(hvd.ProcessSet([0]))
+    False
     """
     number = process_set.process_set_id
     if not number:

@@ -149,8 +149,19 @@ def allreduce_async(
 ) -> int:
     """Start ``allreduce`` without compression and return a handle.
 
-    ``synchronize`` returns the result. Arguments and errors are those of ``allreduce``. No
-    gradients flow through the result.
+    Arguments: those of ``allreduce`` except ``compression``. Do not change ``tensor`` until the
+    handle is synchronized.
+
+    Result: a handle for ``synchronize``, which returns the new tensor. No gradients flow through
+    it.
+
+    Errors: ValueError at once, as of ``allreduce``; ``synchronize`` raises HorovodInternalError.
+
+    Cost: that of ``allreduce``, while the program goes on.
+
+    >>> handle = hvd.allreduce_async(torch.ones(2), op=hvd.Sum)
+    >>> hvd.synchronize(handle)
+    tensor([1., 1.])
     """
     tensors = _checked_tensor(tensor)
     how = _how(op, average, prescale_factor, postscale_factor, process_set)
@@ -167,7 +178,22 @@ def allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Start ``allreduce_`` and return a handle. Do not use the tensor until it is synchronized."""
+    """Start ``allreduce_`` and return a handle.
+
+    Arguments: those of ``allreduce_``. Do not use ``tensor`` until the handle is synchronized.
+
+    Result: a handle for ``synchronize``, which returns ``tensor`` itself.
+
+    Errors: ValueError at once, as of ``allreduce_``; ``synchronize`` raises HorovodInternalError.
+
+    Cost: that of ``allreduce_``, while the program goes on.
+
+    >>> gradient = torch.ones(2)
+    >>> hvd.synchronize(hvd.allreduce_async_(gradient, postscale_factor=0.5)) is gradient
+    True
+    >>> gradient
+    tensor([0.5000, 0.5000])
+    """
     tensors = _checked_tensor(tensor)
     check_places("tensor", tensors)
     how = _how(op, average, prescale_factor, postscale_factor, process_set)
@@ -207,9 +233,8 @@ def allreduce(
     Cost: one all-reduce. Operations that are ready together are fused into one, up to
     HOROVOD_FUSION_THRESHOLD bytes.
 
-    Example::
-
-        loss = hvd.allreduce(loss, name="loss")
+    >>> hvd.allreduce(torch.tensor([1.0, 2.0]), name="loss")  # the average over all ranks
+    tensor([1., 2.])
     """
     (tensor,) = _checked_tensor(tensor)
     how = _how(op, average, prescale_factor, postscale_factor, process_set)
@@ -226,9 +251,20 @@ def allreduce_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
-    """``allreduce`` in place, without compression; returns ``tensor`` itself.
+    """Reduce the tensors of all ranks in place, without compression.
 
-    Raises ValueError also where several elements of ``tensor`` share memory.
+    Arguments: those of ``allreduce`` except ``compression``; ``tensor`` receives the result.
+
+    Result: ``tensor`` itself. No gradients flow through it.
+
+    Errors: those of ``allreduce``; ValueError also where several elements of ``tensor`` share
+    memory.
+
+    Cost: that of ``allreduce``, without memory for a result.
+
+    >>> gradient = torch.ones(2)
+    >>> hvd.allreduce_(gradient, op=hvd.Sum) is gradient
+    True
     """
     tensors = _checked_tensor(tensor)
     check_places("tensor", tensors)
@@ -246,7 +282,23 @@ def grouped_allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Start ``grouped_allreduce`` without compression and return one handle."""
+    """Start ``grouped_allreduce`` without compression and return one handle.
+
+    Arguments: those of ``grouped_allreduce`` except ``compression``. Do not change ``tensors``
+    until the handle is synchronized.
+
+    Result: a handle for ``synchronize``, which returns a list of new tensors. No gradients flow
+    through them.
+
+    Errors: ValueError at once, as of ``grouped_allreduce``; ``synchronize`` raises
+    HorovodInternalError.
+
+    Cost: that of ``grouped_allreduce``, while the program goes on.
+
+    >>> handle = hvd.grouped_allreduce_async([torch.ones(1), torch.zeros(2)])
+    >>> hvd.synchronize(handle)
+    [tensor([1.]), tensor([0., 0.])]
+    """
     found = _checked_tensors(tensors)
     how = _how(op, average, prescale_factor, postscale_factor, process_set)
     return start_task(AllReduce(found, _new_like(found), how), name, process_set, list)
@@ -261,7 +313,22 @@ def grouped_allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Start ``grouped_allreduce_`` and return one handle. Do not use the tensors until then."""
+    """Start ``grouped_allreduce_`` and return one handle.
+
+    Arguments: those of ``grouped_allreduce_``. Do not use ``tensors`` until the handle is
+    synchronized.
+
+    Result: a handle for ``synchronize``, which returns a list of ``tensors``.
+
+    Errors: ValueError at once, as of ``grouped_allreduce_``; ``synchronize`` raises
+    HorovodInternalError.
+
+    Cost: that of ``grouped_allreduce_``, while the program goes on.
+
+    >>> gradients = [torch.ones(1), torch.zeros(2)]
+    >>> hvd.synchronize(hvd.grouped_allreduce_async_(gradients))
+    [tensor([1.]), tensor([0., 0.])]
+    """
     found = _checked_tensors(tensors)
     check_places("tensors", found)
     how = _how(op, average, prescale_factor, postscale_factor, process_set)
@@ -278,9 +345,19 @@ def grouped_allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
-    """``allreduce`` of several tensors as one operation: all of them run, or none.
+    """Reduce several tensors of all ranks as one operation: all of them run, or none.
 
-    Returns a list of new tensors; gradients flow through them.
+    Arguments: ``tensors``, at least one; they may differ in shape and dtype. The others are those
+    of ``allreduce``.
+
+    Result: a list of new tensors, in the order of ``tensors``. Gradients flow through them.
+
+    Errors: those of ``allreduce``; ValueError also for no tensors.
+
+    Cost: one all-reduce for each dtype.
+
+    >>> hvd.grouped_allreduce([torch.ones(1), torch.zeros(2)], name="gradients")
+    [tensor([1.]), tensor([0., 0.])]
     """
     found = _checked_tensors(tensors)
     how = _how(op, average, prescale_factor, postscale_factor, process_set)
@@ -300,7 +377,22 @@ def grouped_allreduce_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
-    """``allreduce_`` of several tensors as one operation; returns a list of them."""
+    """Reduce several tensors of all ranks in place, as one operation.
+
+    Arguments: those of ``grouped_allreduce`` except ``compression``; ``tensors`` receive the
+    results.
+
+    Result: a list of ``tensors``. No gradients flow through them.
+
+    Errors: those of ``grouped_allreduce``; ValueError also where several elements of the tensors
+    share memory.
+
+    Cost: that of ``grouped_allreduce``, without memory for results.
+
+    >>> gradients = [torch.ones(1), torch.zeros(2)]
+    >>> hvd.grouped_allreduce_(gradients)[0] is gradients[0]
+    True
+    """
     found = _checked_tensors(tensors)
     check_places("tensors", found)
     how = _how(op, average, prescale_factor, postscale_factor, process_set)
@@ -328,7 +420,23 @@ def reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> int:
-    """Start ``reducescatter`` without compression and return a handle."""
+    """Start ``reducescatter`` without compression and return a handle.
+
+    Arguments: those of ``reducescatter`` except ``compression``. Do not change ``tensor`` until the
+    handle is synchronized.
+
+    Result: a handle for ``synchronize``, which returns this rank's rows. No gradients flow through
+    them.
+
+    Errors: ValueError and HorovodInternalError at once, as of ``reducescatter``; ``synchronize``
+    raises HorovodInternalError.
+
+    Cost: that of ``reducescatter``, while the program goes on.
+
+    >>> handle = hvd.reducescatter_async(torch.ones(2, 2))
+    >>> hvd.synchronize(handle).shape  # on one rank all rows
+    torch.Size([2, 2])
+    """
     tensors, reduction = _check_scatter([tensor], op)
     how = _how(reduction, None, prescale_factor, postscale_factor, process_set)
     task = ReduceScatter(tensors, how)
@@ -356,6 +464,9 @@ def reducescatter(
     ``allreduce``.
 
     Cost: one reduce-scatter.
+
+    >>> hvd.reducescatter(torch.ones(2, 2), op=hvd.Sum).shape  # on one rank all rows
+    torch.Size([2, 2])
     """
     return grouped_reducescatter(
         [tensor], name, compression, op, process_set, prescale_factor, postscale_factor
@@ -370,7 +481,22 @@ def grouped_reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> int:
-    """Start ``grouped_reducescatter`` without compression and return one handle."""
+    """Start ``grouped_reducescatter`` without compression and return one handle.
+
+    Arguments: those of ``grouped_reducescatter`` except ``compression``. Do not change ``tensors``
+    until the handle is synchronized.
+
+    Result: a handle for ``synchronize``, which returns a list of this rank's rows of each tensor.
+    No gradients flow through them.
+
+    Errors: those of ``grouped_reducescatter`` at once; ``synchronize`` raises HorovodInternalError.
+
+    Cost: that of ``grouped_reducescatter``, while the program goes on.
+
+    >>> handle = hvd.grouped_reducescatter_async([torch.ones(1), torch.zeros(2)])
+    >>> hvd.synchronize(handle)
+    [tensor([1.]), tensor([0., 0.])]
+    """
     found, reduction = _check_scatter(tensors, op)
     how = _how(reduction, None, prescale_factor, postscale_factor, process_set)
     task = ReduceScatter(found, how)
@@ -386,7 +512,20 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[torch.Tensor]:
-    """``reducescatter`` of several tensors as one operation. Returns a list; gradients flow."""
+    """Reduce several tensors as one operation, and return this rank's rows of each.
+
+    Arguments: ``tensors``, at least one, each with at least one axis. The others are those of
+    ``reducescatter``.
+
+    Result: a list of new tensors, in the order of ``tensors``. Gradients flow through them.
+
+    Errors: those of ``reducescatter``; ValueError also for no tensors.
+
+    Cost: one reduce-scatter for each tensor.
+
+    >>> hvd.grouped_reducescatter([torch.ones(1), torch.zeros(2)])
+    [tensor([1.]), tensor([0., 0.])]
+    """
     found, reduction = _check_scatter(tensors, op)
     how = _how(reduction, None, prescale_factor, postscale_factor, process_set)
     pairs = [compression.compress(one) for one in found]

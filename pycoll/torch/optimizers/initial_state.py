@@ -25,6 +25,9 @@ def broadcast_parameters(params: Any, root_rank: int) -> None:
     Errors: ValueError for any other ``params``; otherwise those of ``broadcast_``.
 
     Cost: one broadcast per tensor, all under way together.
+
+    >>> model = torch.nn.Linear(2, 1)
+    >>> hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     """
     handles = [broadcast_async_(one, root_rank, name) for name, one in _named_tensors(params)]
     for handle in handles:
@@ -77,6 +80,9 @@ def broadcast_optimizer_state(
 
     Cost: one object broadcast and one broadcast per tensor. Options are pickled: unpickling runs
     code that the root chooses (see SECURITY.md).
+
+    >>> optimizer = torch.optim.SGD(torch.nn.Linear(2, 1).parameters(), lr=0.1)
+    >>> hvd.broadcast_optimizer_state(optimizer, root_rank=0)
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("optimizer is an LBFGS, whose state cannot be broadcast")

@@ -30,6 +30,11 @@ def sparse_allreduce_async(
     Errors: ValueError for a dense tensor and for any other op.
 
     Cost: gathers the indices and values of all ranks on every rank.
+
+    >>> wait = hvd.sparse_allreduce_async(torch.eye(2).to_sparse(), name="table", op=hvd.Sum)
+    >>> wait().to_dense()
+    tensor([[1., 0.],
+            [0., 1.]])
     """
     reduction = check_op(op)
     if reduction not in (Sum, Average):
