@@ -329,7 +329,7 @@ def exposed_place(row: Row) -> tuple[int, int] | None:
     return (row.source, row.source_slot) if stable else None
 
 
-def lead_count(rows: Sequence[Row]) -> int:
+def leading_count(rows: Sequence[Row]) -> int:
     """The number of leading rows of a lane, which engines may run tiles ahead of the other rows.
 
     Leading rows only send the input, on channels that no other row of the lane uses. The result is

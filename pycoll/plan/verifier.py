@@ -13,7 +13,8 @@ a leading row does not come after the later rows of earlier tiles.
 
 Time is causal (one vector clock per process). A row comes after the earlier rows of its lane and
 after the rows that sent its received segments. A slot that becomes free orders nothing here, since
-engines may have more slots. Two conflicting accesses to one place without such an order are a race.
+engines may have more slots. Two conflicting accesses to one segment of memory without such an order
+are a race.
 A row may also wait until its receivers have announced their write windows, or that they open none.
 They do so when they begin the operation, which depends on no row. So such a wait cannot close a
 cycle of waits. It orders nothing either, because media without write windows do not wait. The
@@ -46,11 +47,11 @@ from pycoll.plan.plan_format import (
     Plan,
     Row,
     exposed_place,
-    lead_count,
+    leading_count,
     place_text,
     unpack,
 )
-from pycoll.plan.verifier_state import Epoch, Place, Process, Queue, Segment, StoredValue
+from pycoll.plan.verifier_state import Epoch, MemoryAccesses, Process, Queue, Segment, StoredValue
 from pycoll.schedule.collectives import CODED, SHARING, Collective
 from pycoll.schedule.contributions import (
     Trees,
@@ -137,7 +138,7 @@ class PlanVerifier:
         self.in_place, self.everyone = self.kind in IN_PLACE, (1 << self.workers) - 1
         self.inputs = [self.operation.inputs_of(rank) for rank in ranks]
         self.outputs = [self.operation.outputs_of(rank) for rank in ranks]
-        self.places: dict[tuple[int, int, int, int], Place] = {}
+        self.accesses: dict[tuple[int, int, int, int], MemoryAccesses] = {}
         self.queues: dict[tuple[int, int, int], Queue] = {}
         self.processes: list[Process] = []
         self.trees: Trees = {}
@@ -156,10 +157,10 @@ class PlanVerifier:
         for plan in self.plans:
             for lane in range(plan.lane_count):
                 rows = [row for row in plan.rows if row.lane == lane]
-                leads = lead_count(rows)
-                if leads:
-                    self._add(plan, lane, rows[:leads], driver=len(self.processes) + 1)
-                self._add(plan, lane, rows[leads:], driver=len(self.processes), leads=leads)
+                leading = leading_count(rows)
+                if leading:
+                    self._add(plan, lane, rows[:leading], driver=len(self.processes) + 1)
+                self._add(plan, lane, rows[leading:], driver=len(self.processes), leading=leading)
         for process in self.processes:
             process.clock = [0] * len(self.processes)
 
@@ -176,10 +177,10 @@ class PlanVerifier:
                     f"{row.copies.name}"
                 )
 
-    def _add(self, plan: Plan, lane: int, rows: list[Row], driver: int, leads: int = 0) -> None:
+    def _add(self, plan: Plan, lane: int, rows: list[Row], driver: int, leading: int = 0) -> None:
         recv = [[self._queue(plan, end, driver) for end in row.recv] for row in rows]
         send = [[self._queue(plan, end, driver) for end in row.send] for row in rows]
-        self.processes.append(Process(plan.rank, lane, rows, recv, send, [], leads > 0, leads))
+        self.processes.append(Process(plan.rank, lane, rows, recv, send, [], leading > 0, leading))
 
     def _queue(self, plan: Plan, end: int, process: int) -> Queue:
         peer, number, sends = plan.channels[end]
@@ -193,8 +194,8 @@ class PlanVerifier:
 
     def run(self, everyone_heard: bool) -> None:
         """Runs all rows and checks the result; raises ScheduleError with details."""
-        leads = {index - 1 for index, process in enumerate(self.processes) if process.has_leading}
-        ready = deque(index for index in range(len(self.processes)) if index not in leads)
+        leading = {index - 1 for index, process in enumerate(self.processes) if process.has_leading}
+        ready = deque(index for index in range(len(self.processes)) if index not in leading)
         while ready:
             self._advance(ready.popleft(), self.tiles, ready)
         self._check_end()
@@ -276,7 +277,7 @@ class PlanVerifier:
             )
             queue.segments.append(segment)
             if where is not None:
-                self._place(process, *where).sends.append((now, segment))
+                self._accesses(process, *where).sends.append((now, segment))
 
     def _result(
         self, process: Process, row: Row, arrived: list[Segment], now: Epoch
@@ -343,16 +344,16 @@ class PlanVerifier:
         self.encoded.add(key)
         return encode_value(value, process.rank, self.trees)
 
-    def _place(self, process: Process, buffer: int, slot: int) -> Place:
-        """The place of a buffer and slot; in place, input and output of a chunk share one place."""
+    def _accesses(self, process: Process, buffer: int, slot: int) -> MemoryAccesses:
+        """The accesses to a buffer and slot; in place, input and output of a chunk share memory."""
         tile = 0 if buffer == Buffer.SCRATCH else process.tile
         if buffer == Buffer.INPUT and self._shares_memory(process.rank, slot):
             buffer = Buffer.OUTPUT
         key = (process.rank, buffer, slot, tile)
-        place = self.places.get(key)
-        if place is None:
-            place = self.places[key] = Place()
-        return place
+        accesses = self.accesses.get(key)
+        if accesses is None:
+            accesses = self.accesses[key] = MemoryAccesses()
+        return accesses
 
     def _shares_memory(self, rank: int, chunk: int) -> bool:
         block = chunk // self.parts
@@ -361,9 +362,9 @@ class PlanVerifier:
     def _read(
         self, process: Process, buffer: int, slot: int, now: Epoch, coded: bool = False
     ) -> StoredValue:
-        place = self._place(process, buffer, slot)
-        place.reads[now[0]] = now[1]
-        wrote = [place.written, place.copied if buffer == Buffer.OUTPUT else None]
+        accesses = self._accesses(process, buffer, slot)
+        accesses.reads[now[0]] = now[1]
+        wrote = [accesses.written, accesses.copied if buffer == Buffer.OUTPUT else None]
         for writer in wrote:
             if writer is not None and not self._after(process, writer):
                 where = place_text(buffer, slot)
@@ -371,21 +372,21 @@ class PlanVerifier:
         if buffer == Buffer.INPUT:
             if slot // self.parts not in self.inputs[process.rank]:
                 self._refuse(process, f"reads input chunk {slot}, which is not there")
-            if place.written is not None:
+            if accesses.written is not None:
                 self._refuse(
                     process,
                     f"reads input chunk {slot}, which in place "
-                    f"{self._lane_name(place.written)} has overwritten",
+                    f"{self._lane_name(accesses.written)} has overwritten",
                 )
             return StoredValue(initial(slot, process.rank), process.tile, False)
-        if place.held is None:
+        if accesses.held is None:
             self._refuse(process, f"reads {place_text(buffer, slot)}, which nothing has written")
-        if place.held.coded != coded:
+        if accesses.held.coded != coded:
             self._refuse(process, f"takes {place_text(buffer, slot)} for what it is not: codes")
-        return place.held
+        return accesses.held
 
     def _write(self, process: Process, row: Row, held: StoredValue | None, now: Epoch) -> None:
-        place = self._place(process, row.target, row.target_slot)
+        accesses = self._accesses(process, row.target, row.target_slot)
         slot, to_output = row.target_slot, row.target == Buffer.OUTPUT
         if to_output and slot // self.parts not in self.outputs[process.rank]:
             self._refuse(process, f"writes output chunk {slot}, which is not there")
@@ -393,24 +394,24 @@ class PlanVerifier:
             self._refuse(process, f"writes output chunk {slot}, which may differ in size")
         if held is not None:
             held = held._replace(coded=bool(row.coded_local & CODED_TARGET))
-        place.held = held
+        accesses.held = held
         stays = row.source == Buffer.INPUT and row.source_slot == slot and not row.recv
         stays = stays and not row.coded_local & ENCODE
         if to_output and stays and self._shares_memory(process.rank, slot):
-            place.copied = now
+            accesses.copied = now
             return  # a later writer must follow this row's read, so only later reads need a check
-        self._check_write(process, row, place)
-        place.written = now
-        place.reads.clear()
-        place.sends.clear()
+        self._check_write(process, row, accesses)
+        accesses.written = now
+        accesses.reads.clear()
+        accesses.sends.clear()
 
-    def _check_write(self, process: Process, row: Row, place: Place) -> None:
-        if place.written is not None and not self._after(process, place.written):
-            self._refuse_write(process, row, f"{self._lane_name(place.written)} writes it too")
-        for reader in place.reads.items():
+    def _check_write(self, process: Process, row: Row, accesses: MemoryAccesses) -> None:
+        if accesses.written is not None and not self._after(process, accesses.written):
+            self._refuse_write(process, row, f"{self._lane_name(accesses.written)} writes it too")
+        for reader in accesses.reads.items():
             if not self._after(process, reader):
                 self._refuse_write(process, row, f"{self._lane_name(reader)} reads it")
-        for begun, segment in place.sends:
+        for begun, segment in accesses.sends:
             ended = segment.consumed is not None and self._after(process, segment.consumed)
             drained = row.flags & FLUSH and not segment.exposed and self._after(process, begun)
             if not ended and not drained:
@@ -423,17 +424,17 @@ class PlanVerifier:
         place, and all reads of memory exposed or handed over there, are done. Later accesses follow
         this row, as they follow any row that writes.
         """
-        place = self._place(process, row.target, row.target_slot)
-        others = list(place.reads.items())
-        if place.written is not None:
-            others.append(place.written)
+        accesses = self._accesses(process, row.target, row.target_slot)
+        others = list(accesses.reads.items())
+        if accesses.written is not None:
+            others.append(accesses.written)
         what = f"lets its sender write {place_text(row.target, row.target_slot)}"
         for other in others:
             if sent[other[0]] < other[1]:
                 self._refuse(
                     process, f"{what}, although {self._lane_name(other)} may not have used it yet"
                 )
-        for begun, segment in place.sends:
+        for begun, segment in accesses.sends:
             reader = segment.consumed
             if reader is None or sent[reader[0]] < reader[1]:
                 self._refuse(
@@ -499,8 +500,8 @@ class PlanVerifier:
             check_same_bits(operation, values, self.coded and self.kind in SHARING)
 
     def _output(self, rank: int, chunk: int, tile: int, ranks: int) -> Value:
-        place = self.places.get((rank, Buffer.OUTPUT, chunk, tile))
-        held = place.held if place is not None else None
+        accesses = self.accesses.get((rank, Buffer.OUTPUT, chunk, tile))
+        held = accesses.held if accesses is not None else None
         if held is None:
             raise ScheduleError(f"rank {rank} never writes output chunk {chunk}, tile {tile}")
         if (held.value.chunk, held.value.ranks) != (chunk, ranks):

@@ -55,7 +55,7 @@ class Queue:
 
 
 @dataclass(slots=True)
-class Place:
+class MemoryAccesses:
     """The accesses to one segment of memory that a later access must follow."""
 
     held: StoredValue | None = None

@@ -14,7 +14,7 @@ from pycoll.plan.plan_format import (
     Buffer,
     Channel,
     Row,
-    lead_count,
+    leading_count,
     pack,
     unpack,
 )
@@ -150,7 +150,7 @@ def test_no_direct_write_goes_where_a_rank_may_still_read_what_was_sent() -> Non
 
 def test_what_leads_a_lane_sends_the_input_and_nothing_else() -> None:
     first, second = rows = unpack(lower_all(doubling(2))[0]).rows
-    assert lead_count(rows) == 1
+    assert leading_count(rows) == 1
     for changed in (
         first._replace(source=Buffer.OUTPUT),
         first._replace(target=Buffer.OUTPUT),
@@ -158,11 +158,11 @@ def test_what_leads_a_lane_sends_the_input_and_nothing_else() -> None:
         first._replace(send=()),
         first._replace(carry=0),
     ):
-        assert lead_count((changed, second)) == 0
-    assert lead_count((first, second._replace(send=first.send))) == 0  # its order would change
-    assert lead_count((first, first, second)) == 2
-    assert lead_count((first,)) == lead_count(()) == 0
-    assert lead_count(unpack(lower_all(ring(4))[0]).rows) == 0
+        assert leading_count((changed, second)) == 0
+    assert leading_count((first, second._replace(send=first.send))) == 0  # its order would change
+    assert leading_count((first, first, second)) == 2
+    assert leading_count((first,)) == leading_count(()) == 0
+    assert leading_count(unpack(lower_all(ring(4))[0]).rows) == 0
 
 
 def test_a_lead_knows_nothing_of_what_is_behind_it() -> None:
