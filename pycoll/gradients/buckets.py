@@ -47,7 +47,7 @@ class Bucket:
     Cost: up to 63 bytes of padding per view; no copies.
 
     >>> bucket = pycoll.optim.Bucket([(2, 3), (4,)])
-    >>> bucket.views[0][...], bucket.views[1][...] = 1, 2
+    >>> bucket.views[1].fill(2)
     >>> _ = comm.all_reduce(bucket.flat, out=bucket.flat)
     >>> bucket.views[1]
     array([2., 2., 2., 2.], dtype=float32)

@@ -93,7 +93,7 @@ class Scheduler:
 
     >>> scheduler = pycoll.optim.Scheduler(comm, [pycoll.optim.Entry("weight", (2, 3))])
     >>> views = scheduler.begin()
-    >>> views[0][...] = 1  # for each gradient, in any order,
+    >>> views[0].fill(1)  # for each gradient, in any order,
     >>> scheduler.ready(0)  # from any thread
     >>> scheduler.wait()  # now the views hold the sums over all ranks
     >>> float(views[0].sum())

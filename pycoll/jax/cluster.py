@@ -16,7 +16,7 @@ from typing import Any
 from pycoll.doors import Door, expect
 
 #: The versions of JAX with which the tests have run, the oldest first.
-TESTED = ("0.10.2",)
+TESTED = ("0.7.0", "0.10.2")
 _METHODS = (
     *("is_env_present", "get_coordinator_address", "get_process_count", "get_process_id"),
     "get_local_process_id",

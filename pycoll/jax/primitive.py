@@ -27,7 +27,7 @@ try:
 except (ImportError, AttributeError) as error:
     raise ImportError(
         f"pycoll.jax needs jax.ffi and ordered effects, but jax {jax.__version__} lacks them or "
-        f"has them elsewhere ({error}): install jax 0.5 to 0.10"
+        f"has them elsewhere ({error}): install jax 0.7 to 0.10"
     ) from error
 
 #: The name under which compiled programs find the native handler.
