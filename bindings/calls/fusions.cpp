@@ -11,7 +11,7 @@ namespace py = pybind11;
 
 namespace {
 
-void let_go(const Member& member) { Py_XDECREF(member.held); }
+void drop_member(const Member& member) { Py_XDECREF(member.held); }
 
 }  // namespace
 
@@ -84,7 +84,7 @@ void Fusions::abandon(PyObject* error) {
     all_[number].members.clear();
     for (const Member& member : members) {
       if (member.has_work) fail_work(member.held, error);
-      let_go(member);
+      drop_member(member);
     }
   }
 }
@@ -105,7 +105,7 @@ void Fusions::clear() {
     if (fusion.members.empty() && fusion.members.capacity() <= kMembersMax) continue;
     const std::vector<Member> members = std::move(fusion.members);
     fusion.members = {};
-    std::for_each(members.begin(), members.end(), let_go);
+    std::for_each(members.begin(), members.end(), drop_member);
   }
 }
 

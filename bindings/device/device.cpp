@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "bindings/arrays/exporters.h"
+#include "bindings/arrays/dlpack_reader.h"
 #include "bindings/core/bind.h"
 #include "bindings/core/gil.h"
 #include "bindings/core/handle.h"

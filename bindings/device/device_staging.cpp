@@ -15,7 +15,7 @@
 #include "bindings/core/handle.h"
 #include "device/binding.h"
 #include "device/driver/gpu.h"
-#include "device/host_proxy/staging_message.h"
+#include "device/host_proxy/staging.h"
 #include "device/kernels/kernels.h"
 
 namespace pycoll::bindings {

@@ -7,7 +7,7 @@ namespace pycoll::bindings {
 namespace {
 
 // Throws InvalidArgumentError unless `good`.
-void require(bool good, const std::string& message) {
+void require_codec(bool good, const std::string& message) {
   if (!good) raise_if_failed(Status::error(Code::kInvalidArgument, message), "codec");
 }
 
@@ -26,33 +26,35 @@ kernels::Isa isa_of(const std::string& name) {
 BoundCodec::BoundCodec(int kind, std::uint32_t block, bool stochastic, std::uint64_t seed,
                        const std::string& isa)
     : codec{static_cast<kernels::CodecKind>(kind), stochastic, block, seed} {
-  require(kind >= 0 && kernels::valid(codec),
-          "codec " + std::to_string(kind) + " with a block of " + std::to_string(block) +
-              (stochastic ? " and stochastic rounding" : "") + ": not defined");
+  require_codec(kind >= 0 && kernels::valid(codec),
+                "codec " + std::to_string(kind) + " with a block of " + std::to_string(block) +
+                    (stochastic ? " and stochastic rounding" : "") + ": not defined");
   kernels = kernels::codec_kernels(codec.kind, isa.empty() ? kernels::best_isa() : isa_of(isa));
 }
 
 // Throws unless the buffers are apart, contiguous, and of sizes that fit.
 void BoundCodec::check(const BufferView& values, const BufferView& codes) const {
-  require(values.dtype == DType::kFloat32 && values.contiguous,
-          "values must be float32, in one piece");
-  require(codes.dtype == DType::kUInt8 && codes.contiguous, "codes must be uint8, in one piece");
+  require_codec(values.dtype == DType::kFloat32 && values.contiguous,
+                "values must be float32, in one piece");
+  require_codec(codes.dtype == DType::kUInt8 && codes.contiguous,
+                "codes must be uint8, in one piece");
   const std::size_t expected = kernels::encoded_bytes(codec, values.count);
-  require(codes.count == expected, "codes have " + std::to_string(codes.count) +
-                                       " bytes, expected " + std::to_string(expected));
-  require(codes.data + codes.bytes() <= values.data || values.data + values.bytes() <= codes.data,
-          "codes and values overlap");
+  require_codec(codes.count == expected, "codes have " + std::to_string(codes.count) +
+                                             " bytes, expected " + std::to_string(expected));
+  require_codec(
+      codes.data + codes.bytes() <= values.data || values.data + values.bytes() <= codes.data,
+      "codes and values overlap");
 }
 
 void BoundCodec::encode(const BufferView& codes, const BufferView& values, const BufferView* rests,
                         std::uint64_t first, std::uint64_t times) const {
   check(values, codes);
-  require(codes.writable && first % codec.block == 0,
-          "codes must be writable, and first a multiple of the block");
+  require_codec(codes.writable && first % codec.block == 0,
+                "codes must be writable, and first a multiple of the block");
   if (rests != nullptr) {
-    require(rests->dtype == DType::kFloat32 && rests->contiguous && rests->writable &&
-                rests->count == values.count,
-            "rests must be writable float32 in one piece, as many as values");
+    require_codec(rests->dtype == DType::kFloat32 && rests->contiguous && rests->writable &&
+                      rests->count == values.count,
+                  "rests must be writable float32 in one piece, as many as values");
   }
   auto* left = rests == nullptr ? nullptr : reinterpret_cast<float*>(rests->data);
   const ReleasedGil release;
@@ -65,7 +67,7 @@ void BoundCodec::encode(const BufferView& codes, const BufferView& values, const
 void BoundCodec::decode(const BufferView& values, const BufferView& codes, bool adds,
                         std::uint64_t times) const {
   check(values, codes);
-  require(values.writable, "values must be writable");
+  require_codec(values.writable, "values must be writable");
   const auto function = adds ? kernels.decode_add : kernels.decode;
   const ReleasedGil release;
   for (std::uint64_t time = 0; time < times; ++time) {

@@ -26,13 +26,13 @@ using kernels::SparseSpan;
 using SparseBytes = std::pair<py::bytes, py::bytes>;
 
 // Throws InvalidArgumentError unless `good`.
-void require(bool good, const std::string& message) {
+void require_given(bool good, const std::string& message) {
   if (!good) raise_if_failed(Status::error(Code::kInvalidArgument, message), "compress");
 }
 
 void require_floats(const BufferView& view, const char* name) {
-  require(view.dtype == DType::kFloat32 && view.contiguous,
-          std::string(name) + " must be float32, in one piece");
+  require_given(view.dtype == DType::kFloat32 && view.contiguous,
+                std::string(name) + " must be float32, in one piece");
 }
 
 const float* floats(const BufferView* view) {
@@ -46,20 +46,20 @@ Isa isa_or_best(const std::string& name) {
 // Returns the input, after a check of types, lengths and overlaps.
 SparseInput input_of(const BufferView& values, const BufferView* rests, const BufferView* sums) {
   require_floats(values, "values");
-  require(values.count <= kernels::kSparseMax,
-          "values have " + std::to_string(values.count) + " elements: places have 32 bits");
+  require_given(values.count <= kernels::kSparseMax,
+                "values have " + std::to_string(values.count) + " elements: places have 32 bits");
   for (const BufferView* one : {rests, sums}) {
     if (one == nullptr) continue;
     require_floats(*one, one == rests ? "rests" : "sums");
-    require(one->count == values.count, "rests and sums must be as long as values");
+    require_given(one->count == values.count, "rests and sums must be as long as values");
   }
   SparseInput input{floats(&values), floats(rests), nullptr, values.count};
   if (sums == nullptr) return input;
-  require(sums->writable, "sums must be writable");
+  require_given(sums->writable, "sums must be writable");
   for (const BufferView* one : {&values, rests}) {
     if (one == nullptr || one->data == sums->data) continue;
-    require(one->data + one->bytes() <= sums->data || sums->data + sums->bytes() <= one->data,
-            "sums must lie apart from values and rests, or be one of them");
+    require_given(one->data + one->bytes() <= sums->data || sums->data + sums->bytes() <= one->data,
+                  "sums must lie apart from values and rests, or be one of them");
   }
   input.sums = reinterpret_cast<float*>(sums->data);
   return input;
@@ -75,7 +75,7 @@ SparseBytes bytes_of(const SparseCodes& codes) {
 SparseBytes values_from(const BufferView& values, float bound, const BufferView* rests,
                         const BufferView* sums, const std::string& isa) {
   const SparseInput input = input_of(values, rests, sums);
-  require(bound >= 0, "bound must be at least 0");
+  require_given(bound >= 0, "bound must be at least 0");
   const Isa chosen = isa_or_best(isa);
   SparseCodes found;
   {
@@ -98,10 +98,10 @@ SparseBytes largest_values(const BufferView& values, std::size_t number, const B
 }
 
 SparseSpan span_of(const BufferView& places, const BufferView& values) {
-  require(places.dtype == DType::kUInt32 && places.contiguous,
-          "places must be uint32, in one piece");
+  require_given(places.dtype == DType::kUInt32 && places.contiguous,
+                "places must be uint32, in one piece");
   require_floats(values, "values");
-  require(places.count == values.count, "places must be as many as values");
+  require_given(places.count == values.count, "places must be as many as values");
   return {places.data, values.data, places.count};
 }
 
@@ -116,19 +116,19 @@ SparseBytes fold_codes(const std::vector<std::pair<BufferView, BufferView>>& cod
     const ReleasedGil release;
     good = kernels::fold_codes(spans, count, divisor, &found);
   }
-  require(good, "places must ascend, below " + std::to_string(count));
+  require_given(good, "places must ascend, below " + std::to_string(count));
   return bytes_of(found);
 }
 
 void spread_codes(const BufferView& target, std::size_t first, std::size_t count,
                   const BufferView* places, const BufferView& values, bool zeros) {
   require_floats(target, "target");
-  require(target.writable && first <= target.count && count <= target.count - first,
-          "target must be writable, and have the values from first on");
+  require_given(target.writable && first <= target.count && count <= target.count - first,
+                "target must be writable, and have the values from first on");
   auto* to = reinterpret_cast<float*>(target.data) + first;
   if (places == nullptr) {
     require_floats(values, "values");
-    require(values.count == count, "without places, values must be as many as count");
+    require_given(values.count == count, "without places, values must be as many as count");
     std::memcpy(to, values.data, values.bytes());
     return;
   }
@@ -138,20 +138,22 @@ void spread_codes(const BufferView& target, std::size_t first, std::size_t count
     const ReleasedGil release;
     good = zeros ? kernels::spread_codes(codes, to, count) : kernels::place_codes(codes, to, count);
   }
-  require(good, "places must ascend, below " + std::to_string(count));
+  require_given(good, "places must ascend, below " + std::to_string(count));
 }
 
 py::bytes pack_places(const BufferView& places) {
-  require(places.dtype == DType::kUInt32 && places.contiguous,
-          "places must be uint32, in one piece");
+  require_given(places.dtype == DType::kUInt32 && places.contiguous,
+                "places must be uint32, in one piece");
   const std::vector<std::uint8_t> bytes = kernels::pack_places(places.data, places.count);
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
 std::optional<py::bytes> unpack_places(const BufferView& bytes, std::size_t number,
                                        std::size_t count) {
-  require(bytes.dtype == DType::kUInt8 && bytes.contiguous, "bytes must be uint8, in one piece");
-  require(count <= kernels::kSparseMax, "count is " + std::to_string(count) + ": at most 2^32");
+  require_given(bytes.dtype == DType::kUInt8 && bytes.contiguous,
+                "bytes must be uint8, in one piece");
+  require_given(count <= kernels::kSparseMax,
+                "count is " + std::to_string(count) + ": at most 2^32");
   std::vector<std::uint32_t> places;
   if (!kernels::unpack_places(reinterpret_cast<const std::uint8_t*>(bytes.data), bytes.count,
                               number, count, &places)) {
@@ -166,15 +168,17 @@ void thin_product(const BufferView& target, const BufferView& p, const BufferVie
   for (const BufferView* one : {&target, &p, &q, base}) {
     if (one != nullptr) require_floats(*one, "each array");
   }
-  require(p.shape.size() == 2 && q.shape.size() == 2 && p.shape[1] == q.shape[0] && p.shape[1] > 0,
-          "p and q must be matrices, p with as many columns as q has rows");
+  require_given(
+      p.shape.size() == 2 && q.shape.size() == 2 && p.shape[1] == q.shape[0] && p.shape[1] > 0,
+      "p and q must be matrices, p with as many columns as q has rows");
   const auto rows = static_cast<std::size_t>(p.shape[0]);
   const auto rank = static_cast<std::size_t>(p.shape[1]);
   const auto columns = static_cast<std::size_t>(q.shape[1]);
   const std::size_t count = rows * columns;
-  require(target.writable && first <= target.count && count <= target.count - first,
-          "target must be writable, and have the elements of the product from first on");
-  require(base == nullptr || base->count == count, "base must have the elements of the product");
+  require_given(target.writable && first <= target.count && count <= target.count - first,
+                "target must be writable, and have the elements of the product from first on");
+  require_given(base == nullptr || base->count == count,
+                "base must have the elements of the product");
   auto* to = reinterpret_cast<float*>(target.data) + first;
   const float* from = floats(base);
   const auto apart = [&](const BufferView& one) {
@@ -182,8 +186,8 @@ void thin_product(const BufferView& target, const BufferView& p, const BufferVie
     const auto* end = reinterpret_cast<const std::byte*>(to + count);
     return one.data + one.bytes() <= begin || end <= one.data;
   };
-  require(apart(p) && apart(q) && (base == nullptr || from == to || apart(*base)),
-          "target must lie apart from p, q and base, or be base");
+  require_given(apart(p) && apart(q) && (base == nullptr || from == to || apart(*base)),
+                "target must lie apart from p, q and base, or be base");
   const kernels::ProductFunction product = kernels::product_for(isa_or_best(isa));
   const ReleasedGil release;
   product(to, from, floats(&p), floats(&q), rows, columns, rank);

@@ -17,7 +17,7 @@ namespace pycoll::bindings {
 namespace {
 
 // Throws InvalidArgumentError unless `good`.
-void require(bool good, const std::string& message) {
+void require_combine(bool good, const std::string& message) {
   if (!good) raise_if_failed(Status::error(Code::kInvalidArgument, message), "combine");
 }
 
@@ -33,12 +33,13 @@ std::vector<const void*> addresses_of(const BufferView& target,
                                       const std::vector<const BufferView*>& sources) {
   std::vector<const void*> addresses;
   for (const BufferView* source : sources) {
-    require(source->contiguous && source->dtype == target.dtype && source->count == target.count,
-            "sources must be contiguous and have the target's dtype and count, which is " +
-                std::to_string(target.count));
+    require_combine(
+        source->contiguous && source->dtype == target.dtype && source->count == target.count,
+        "sources must be contiguous and have the target's dtype and count, which is " +
+            std::to_string(target.count));
     const bool apart = source->data + source->bytes() <= target.data ||
                        target.data + target.bytes() <= source->data;
-    require(apart || source->data == target.data, "a source overlaps the target partly");
+    require_combine(apart || source->data == target.data, "a source overlaps the target partly");
     addresses.push_back(source->data);
   }
   return addresses;
@@ -47,12 +48,13 @@ std::vector<const void*> addresses_of(const BufferView& target,
 void combine(const BufferView& target, const std::vector<const BufferView*>& sources, int op,
              const std::string& isa, std::uint64_t times) {
   const auto reduction = static_cast<ReduceOp>(op);
-  require(target.contiguous && target.writable, "target must be contiguous and writable");
-  require(sources.size() >= 2 && sources.size() <= kernels::kSourcesMax,
-          "sources are " + std::to_string(sources.size()) + ", expected 2 to " +
-              std::to_string(kernels::kSourcesMax));
+  require_combine(target.contiguous && target.writable, "target must be contiguous and writable");
+  require_combine(sources.size() >= 2 && sources.size() <= kernels::kSourcesMax,
+                  "sources are " + std::to_string(sources.size()) + ", expected 2 to " +
+                      std::to_string(kernels::kSourcesMax));
   const kernels::Combine kernel = kernels::combine_for(target.dtype, reduction, isa_of(isa));
-  require(static_cast<bool>(kernel), "op is " + std::to_string(op) + ": no kernel for this dtype");
+  require_combine(static_cast<bool>(kernel),
+                  "op is " + std::to_string(op) + ": no kernel for this dtype");
   const std::vector<const void*> addresses = addresses_of(target, sources);
   const ReleasedGil release;
   for (std::uint64_t time = 0; time < times; ++time) {
