@@ -18,7 +18,7 @@
 #include "bindings/device/device.h"
 #include "bindings/engine/plan.h"
 #include "bindings/engine/request.h"
-#include "device/communicator.h"
+#include "device/device_communicator.h"
 
 namespace pycoll::bindings {
 namespace {

@@ -15,7 +15,7 @@
 
 #include "base/bytes.h"
 #include "device/kernels/arrays.h"
-#include "device/kernels/direct_writes.h"
+#include "device/kernels/direct_write_windows.h"
 #include "device/kernels/memory.h"
 #include "device/kernels/program.h"
 #include "device/kernels/protocols.h"
@@ -208,7 +208,7 @@ class Executor {
                     Ll::line(expectation() | direct_flag(slot), Ll::flag(slot.step)));
   }
 
-  // --- direct writes, direct_writes.h: a segment may lie in the receiver's output
+  // --- direct writes, direct_write_windows.h: a segment may lie in the receiver's output
 
   PYCOLL_DEVICE void choose_destination() {
     Slot& slot = shared_.slots[thread()];

@@ -8,7 +8,7 @@
 #include "device/kernels/local.h"
 #include "device/kernels/memory.h"
 #include "device/kernels/program.h"
-#include "device/kernels/wire.h"
+#include "device/kernels/wire_elements.h"
 
 namespace pycoll::device {
 

@@ -4,7 +4,7 @@
 #include <type_traits>
 
 #include "kernels/cpu/byte_sums.h"
-#include "kernels/cpu/codecs.h"
+#include "kernels/cpu/codec_lanes.h"
 #include "kernels/cpu/fold.h"
 #include "kernels/cpu/half_formats.h"
 #include "kernels/cpu/low_rank_product.h"

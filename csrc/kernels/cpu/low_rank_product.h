@@ -1,7 +1,7 @@
 // The product of two thin matrices, written once for all vector units.
 #pragma once
 
-#include "kernels/cpu/codecs.h"
+#include "kernels/cpu/codec_lanes.h"
 
 namespace pycoll::kernels {
 

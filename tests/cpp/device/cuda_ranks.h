@@ -14,7 +14,7 @@
 #include <thread>
 #include <vector>
 
-#include "device/communicator.h"
+#include "device/device_communicator.h"
 #include "tests/cpp/device/kernels/device_world.h"
 #include "tests/cpp/support/check.h"
 #include "tests/cpp/support/socket_pairs.h"

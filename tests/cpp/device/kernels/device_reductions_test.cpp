@@ -7,7 +7,7 @@
 
 #include "device/kernels/kernels.h"
 #include "device/kernels/reductions.h"
-#include "device/kernels/wire.h"
+#include "device/kernels/wire_elements.h"
 #include "kernels/convert.h"
 #include "kernels/reduce.h"
 #include "kernels/wire.h"

@@ -1,5 +1,5 @@
-// Launching; the thread that watches launched operations is in communicator_watch.cpp.
-#include "device/communicator.h"
+// Launching; the thread that watches launched operations is in device_communicator_watch.cpp.
+#include "device/device_communicator.h"
 
 #include <algorithm>
 #include <bit>

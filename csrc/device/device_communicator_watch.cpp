@@ -2,7 +2,7 @@
 #include <chrono>
 #include <utility>
 
-#include "device/communicator.h"
+#include "device/device_communicator.h"
 
 namespace pycoll::device {
 namespace {
