@@ -284,7 +284,7 @@ def world_function(
     method: Method[Any, _Arguments], find: Callable[[], Calls]
 ) -> BoundMethod[_Arguments]: ...
 def offer(
-    calls: Calls,
+    engine: Communicator,
     request: Request | None,
     source: BufferView | None,
     target: BufferView | None,
@@ -293,10 +293,10 @@ def offer(
     identity: bytes = b"",
 ) -> None: ...
 def offer_exchange(
-    calls: Calls, request: Request, mine: BufferView | None, every: BufferView
+    engine: Communicator, request: Request, mine: BufferView | None, every: BufferView
 ) -> None: ...
 def offer_message(
-    calls: Calls, view: BufferView, sends: bool, peer: int, tag: int, leaves: bool
+    engine: Communicator, view: BufferView, sends: bool, peer: int, tag: int, leaves: bool
 ) -> None: ...
 def forget(calls: Calls) -> None: ...
 def method(

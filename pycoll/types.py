@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import numbers
+import operator
 import sys
 from collections.abc import Sequence
 from enum import IntEnum
@@ -215,6 +216,28 @@ def check_timeout(timeout: Any, name: str = "timeout") -> float:
     if math.isnan(seconds) or seconds <= 0:
         raise InvalidArgumentError(f"{name} is {timeout!r}: expected more than 0 seconds")
     return seconds
+
+
+def check_rank(value: Any, name: str, size: int) -> int:
+    """Return ``value`` as a rank. Raise InvalidArgumentError unless it is from 0 to size - 1."""
+    try:
+        rank = operator.index(value)
+    except TypeError:
+        raise InvalidArgumentError(f"{name} is {value!r}: expected a rank") from None
+    if not 0 <= rank < size:
+        raise InvalidArgumentError(f"{name} is {rank}: expected a rank from 0 to {size - 1}")
+    return rank
+
+
+def check_int64(value: Any, name: str) -> int:
+    """Return ``value`` as an int. Raise InvalidArgumentError unless it fits 64 bits."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise InvalidArgumentError(f"{name} is {value!r}: expected a whole number") from None
+    if not -(2**63) <= number < 2**63:
+        raise InvalidArgumentError(f"{name} is {number}: expected -2**63 to 2**63-1")
+    return number
 
 
 def whole(name: str, value: Any, least: int) -> int:

@@ -35,7 +35,7 @@ struct CallState {
   std::unique_ptr<Fusions> spare_;
 };
 
-// _core.Calls, the base of pycoll.comm.operations.Core.
+// _core.Calls, the base of pycoll.comm.communicator.Communicator.
 struct CallsObject {
   PyObject head;
   PyObject* native;  // _core.Communicator, or nullptr

@@ -29,8 +29,8 @@ Offers::Offers(const PythonCall& call) : call_(call), outer_(current) {
 
 Offers::~Offers() { current = outer_; }
 
-Offers* Offers::of(const CallsObject& self) {
-  return current != nullptr && current->call_.self == &self ? current : nullptr;
+Offers* Offers::of(const py::object& engine) {
+  return current != nullptr && current->call_.self->native == engine.ptr() ? current : nullptr;
 }
 
 void Offers::take() noexcept {
@@ -125,19 +125,19 @@ std::optional<BufferView> copy_of(const BufferView* view) {
   return view == nullptr ? std::nullopt : std::optional<BufferView>(*view);
 }
 
-void offer(const py::object& calls, const std::shared_ptr<RequestHandle>& request,
+void offer(const py::object& engine, const std::shared_ptr<RequestHandle>& request,
            const BufferView* source, const BufferView* target, bool makes, py::object message,
            std::string identity) {
-  Offers* offers = Offers::of(need_calls(calls));
+  Offers* offers = Offers::of(engine);
   if (offers == nullptr) return;
   if (message.is_none()) message = py::object();
   offers->tell(
       {request, copy_of(source), copy_of(target), makes, std::move(message), std::move(identity)});
 }
 
-void offer_message(const py::object& calls, const BufferView& view, bool sends, int peer,
+void offer_message(const py::object& engine, const BufferView& view, bool sends, int peer,
                    std::uint32_t tag, bool leaves) {
-  Offers* offers = Offers::of(need_calls(calls));
+  Offers* offers = Offers::of(engine);
   if (offers == nullptr) return;
   using Kind = executor::MessageRequest::Kind;
   offers->tell(Offers::ToldMessage{view, sends ? Kind::kSend : Kind::kRecv, peer, tag, leaves});
@@ -147,9 +147,9 @@ std::vector<std::byte> bytes_of(const BufferView& view) {
   return {view.data, view.data + view.bytes()};
 }
 
-void offer_exchange(const py::object& calls, const RequestHandle& request, const BufferView* mine,
+void offer_exchange(const py::object& engine, const RequestHandle& request, const BufferView* mine,
                     const BufferView& every) {
-  Offers* offers = Offers::of(need_calls(calls));
+  Offers* offers = Offers::of(engine);
   if (offers == nullptr) return;
   Exchange exchange;
   exchange.operation = operation_of(request, mine == nullptr ? 0 : mine->bytes(), every.bytes());
@@ -162,14 +162,14 @@ void offer_exchange(const py::object& calls, const RequestHandle& request, const
 }  // namespace
 
 void bind_offers(py::module_& module) {
-  module.def("offer", &offer, py::arg("calls"), py::arg("request").none(true),
+  module.def("offer", &offer, py::arg("engine"), py::arg("request").none(true),
              py::arg("source").none(true), py::arg("target").none(true), py::arg("makes"),
              py::arg("message") = py::none(), py::arg("identity") = py::bytes(),
              "Tell native code what the current call does, so that it can run such calls later.");
-  module.def("offer_exchange", &offer_exchange, py::arg("calls"), py::arg("request"),
+  module.def("offer_exchange", &offer_exchange, py::arg("engine"), py::arg("request"),
              py::arg("mine").none(true), py::arg("every"),
              "Tell it of an exchange that the current call has run before its operation.");
-  module.def("offer_message", &offer_message, py::arg("calls"), py::arg("view"), py::arg("sends"),
+  module.def("offer_message", &offer_message, py::arg("engine"), py::arg("view"), py::arg("sends"),
              py::arg("peer"), py::arg("tag"), py::arg("leaves"),
              "Tell it of a message that the current call posts: of x, or into `out`; from any rank "
              "if `peer` is -1. `leaves`: the call returns a Work of the message.");

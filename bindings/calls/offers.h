@@ -19,9 +19,9 @@ struct PythonCall {
   const Arguments& arguments;
 };
 
-// Collects what the Python definition of a method reports about its call while it runs (Core._run
-// and Messages._offer). Each call that goes to Python has one such object; the innermost of a
-// thread is current.
+// Collects what the Python definition of a method reports about its call while it runs
+// (CallRunner.run and PointToPoint.post). Each call that goes to Python has one such object; the
+// innermost of a thread is current.
 class Offers {
  public:
   explicit Offers(const PythonCall& call);
@@ -53,8 +53,8 @@ class Offers {
   void tell(ToldMessage told) { messages_.push_back(std::move(told)); }
   void tell(Exchange exchange) { exchanges_.push_back(std::move(exchange)); }
 
-  // The current one, if it belongs to `self`; otherwise nullptr.
-  static Offers* of(const CallsObject& self);
+  // The current one, if its call is of the communicator that has this engine; otherwise nullptr.
+  static Offers* of(const py::object& engine);
 
  private:
   // The call in the cache; nullptr: it cannot be repeated.

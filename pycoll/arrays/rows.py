@@ -121,17 +121,21 @@ def check_rows(values: Any, name: str, size: int) -> list[int]:
     return [int(number) for number in numbers]
 
 
-def split_rows(splits: Any, rows: int, size: int) -> list[int]:
-    """Return the rows of each rank: ``splits`` after a check, or equal shares for None.
+def check_splits(splits: Any, rows: int, size: int, name: str = "splits") -> list[int]:
+    """Return ``splits`` as one number of rows per rank, whose sum is ``rows``, the rows of x.
 
-    Raise InvalidArgumentError unless their sum is ``rows``, the rows of x.
+    Raise InvalidArgumentError, which names the argument ``name``, for anything else.
     """
-    if splits is None:
-        return shares(rows, size)
-    checked = check_rows(splits, "splits", size)
+    checked = check_rows(splits, name, size)
     if sum(checked) != rows:
-        raise InvalidArgumentError(f"splits add up to {sum(checked)}, but x has {rows} rows")
+        add = "add" if name == "splits" else "adds"
+        raise InvalidArgumentError(f"{name} {add} up to {sum(checked)}, but x has {rows} rows")
     return checked
+
+
+def split_rows(splits: Any, rows: int, size: int) -> list[int]:
+    """Return the rows of each rank: ``splits`` after a check, or equal shares for None."""
+    return shares(rows, size) if splits is None else check_splits(splits, rows, size)
 
 
 def elements(rows: Sequence[int], shape: Shape) -> list[int]:

@@ -2,51 +2,44 @@
 
 from __future__ import annotations
 
-import operator
-import os
-import sys
+import functools
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, suppress
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from weakref import WeakSet
 
 from pycoll import _core
 from pycoll.arrays.registry import tell_of_refusal
-from pycoll.comm.cpu_balancing import can_balance
-from pycoll.comm.data_movement import Moving
-from pycoll.comm.objects import Objects
-from pycoll.comm.operations import Core, immediate, immediate_collective
-from pycoll.comm.reductions import Reducing
+from pycoll.comm.operations import CallOptions, immediate, immediate_collective, repeatable
+from pycoll.comm.point_to_point import Probe
 from pycoll.comm.work import wait_all
-from pycoll.errors import ClosedError, InvalidArgumentError, PycollError
-from pycoll.foreign_words import CALLS, about_call, about_dtype, refuse_foreign_calls
-from pycoll.schedule.collectives import Collective
-from pycoll.types import DType, check_timeout
+from pycoll.foreign_words import CALLS, refuse_foreign_calls
+from pycoll.types import check_timeout
 
 if TYPE_CHECKING:
-    from pycoll import signatures
-    from pycoll.arrays.device_view import DeviceView
     from pycoll.arrays.registered import Registered
     from pycoll.bootstrap import Joined, Successor
     from pycoll.comm.groups import Group
+    from pycoll.comm.lifecycle import Membership
+    from pycoll.comm.plans import MessageKey
+    from pycoll.comm.served import Served
     from pycoll.config import Config
-    from pycoll.device.device_registry import DeviceRegistry
+    from pycoll.errors import PycollError
+    from pycoll.signatures import operation
+else:
+    from pycoll.comm.operations import operation
 
-#: Longest time that ``shrink`` may take, in seconds.
-_SHRINK_S_MAX = 3600.0
-_INT64 = range(-(2**63), 2**63)
+_T = TypeVar("_T")
 #: Communicators of this process that may still be in use; ``abort`` ends all of them.
 _open: WeakSet[Communicator] = WeakSet()
 
 
-class Communicator(Reducing, Moving, Objects):
+class Communicator(_core.Calls):
     """Collectives and messages between ``size`` ranks, of which this process (or thread) is one.
 
-    ``pycoll.init``, ``pycoll.world``, ``pycoll.local_world``, ``split`` and ``dup`` return
-    communicators; programs do not construct them. All ranks call the same collectives in the same
-    order, and every call checks that they did. As a context manager a communicator closes at the
-    end of the block.
+    Programs do not construct communicators; ``pycoll.init``, ``split`` and others return them. All
+    ranks call the same collectives in the same order, and every call checks that they did. As a
+    context manager a communicator closes at the end of the block.
 
     Arguments that all collectives share:
 
@@ -65,16 +58,17 @@ class Communicator(Reducing, Moving, Objects):
       None takes the current stream of the framework of x. The host does not wait for a device: a
       later call, or ``synchronize()`` of the Work, raises the errors of such an operation.
 
-    Errors that all operations share: InvalidArgumentError, before any byte moves; MismatchError,
-    PeerLostError, TimeoutError, ClosedError and TransportError. MismatchError, PeerLostError,
-    TimeoutError and TransportError end the communicator: every later call raises the same error
-    again, and ``failure`` holds its text. A forked child gets ClosedError.
+    Errors that all operations share, also those on objects: InvalidArgumentError, before any byte
+    moves; MismatchError, PeerLostError, TimeoutError, ClosedError and TransportError.
+    MismatchError, PeerLostError, TimeoutError and TransportError end the communicator: every later
+    call raises the same error again, and ``failure`` holds its text. A forked child gets
+    ClosedError.
 
     Gradients do not flow through these calls. A tensor that requires grad needs ``out``, or the
     program detaches it first; ``pycoll.torch`` has collectives that differentiate.
 
-    Threads: any thread may call any method. The order of collectives must be the same on all ranks,
-    so normally one thread calls them.
+    Any thread may call any method. The order of collectives must be the same on all ranks, so
+    normally one thread calls them.
 
     ``comm.all_reduce.bind(x, out=x)`` returns that call as a function without arguments, for
     repeated use; every operation has ``bind``. Each call reads the arrays as they are at that time.
@@ -85,77 +79,27 @@ class Communicator(Reducing, Moving, Objects):
     1.5
     """
 
-    all_reduce: signatures.AllReduce
-    reduce: signatures.Reduce
-    reduce_scatter: signatures.ReduceScatter
-    scan: signatures.ReducesAlike
-    exscan: signatures.ReducesAlike
-    broadcast: signatures.Broadcast
-    all_gather: signatures.AllGather
-    gather: signatures.Gather
-    scatter: signatures.Scatter
-    all_to_all: signatures.AllToAll
-    barrier: signatures.Barrier
-    send: signatures.Send
-    isend: signatures.Isend
-    recv: signatures.Recv
-    irecv: signatures.Irecv
-    irecv_any: signatures.IrecvAny
-    sendrecv: signatures.Sendrecv
     wait_all = staticmethod(wait_all)
 
     def __init__(
-        self, joined: Joined, config: Config, name: str, successor: Successor | None = None
+        self,
+        joined: Joined,
+        config: Config,
+        name: str,
+        successor: Successor | None = None,
+        served: Served | None = None,
     ) -> None:
-        from pycoll.bootstrap import Successor
-        from pycoll.bootstrap.discovery.identity import (
-            cores_shared_by,
-            domains_of,
-            transport_across,
-        )
-        from pycoll.comm.groups import FusionBuffer, Group
-        from pycoll.schedule.topology import topology_of, with_domains
+        """Take the place of a rank that has joined. ``successor``: as in ``Membership``."""
+        from pycoll.comm.groups import Group
+        from pycoll.comm.lifecycle import Membership, make_internals
 
-        Core.__init__(
-            self,
-            joined.rank,
-            joined.size,
-            joined.transports,
-            joined.names,
-            with_domains(topology_of(joined.hosts), *domains_of(joined.identities)),
-            config.timeout_s,
-            config.deterministic,
-            joined.inside,
-            joined.oversubscription,
-            joined.tuning,
-            transport_across(joined.identities),
-            cores_shared_by(joined.identities, joined.rank),
-            config.cpu_balancing and joined.oversubscription > 1 and can_balance(),
-        )
+        #: The objects that do the work; ``internals_of`` returns them to other modules.
+        self._internals = make_internals(Membership(joined, config, name, successor), served)
+        self._native = self._internals.engine
+        self.rank = joined.rank
+        self.size = joined.size
         self.name = name
-        #: The name of the first communicator of the succession.
-        self._origin_name = name
-        self._config = config
-        self._device_memory_max = config.device_memory_mib << 20
-        self._device_protocol = config.device_protocol
-        self._device_rdma = config.device_rdma
-        self._tuning = joined.tuning
-        #: ``split`` needs the transports and the identities of all ranks.
-        self._transports = joined.transports
-        self._identities = joined.identities
-        self._splits = 0
-        mine = joined.identities[joined.rank]
-        self._host = f"{mine.machine} {mine.host_id}"
-        self._identity = f"{joined.identities[0].nonce} {name}"
-        #: What ``shrink`` needs; None where no other rank is there.
-        self._successor = successor
-        if joined.post is not None:
-            self._successor = Successor(joined.post, joined.rank, joined.identities)
-        self._released = False
-        self._number = 0 if self._successor is None else self._successor.hold()
-        #: Called with the communicator that takes the place of this one.
-        self._replaced: Callable[[Communicator], None] | None = None
-        self._fusion = FusionBuffer()
+        self._served = served
         self._make_group = Group
         self._shared_arrays = _core.SharedArrays() if self.shares_arrays else None
         if self._shared_arrays is not None:
@@ -171,59 +115,47 @@ class Communicator(Reducing, Moving, Objects):
     def __enter__(self) -> Communicator:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         self.close()
 
     @property
     def local_rank(self) -> int:
         """The place of this rank among the ranks of its host, from 0 to local_size - 1."""
-        return self._topology.local_rank(self.rank)
+        return self._internals.compiler.topology.local_rank(self.rank)
 
     @property
     def local_size(self) -> int:
         """The number of ranks on this host."""
-        return self._topology.local_size(self.rank)
+        return self._internals.compiler.topology.local_size(self.rank)
 
     @property
     def cross_rank(self) -> int:
         """The place of this host among the hosts that have this local rank."""
-        return self._topology.cross_rank(self.rank)
+        return self._internals.compiler.topology.cross_rank(self.rank)
 
     @property
     def cross_size(self) -> int:
         """The number of hosts that have this local rank."""
-        return self._topology.cross_size(self.rank)
+        return self._internals.compiler.topology.cross_size(self.rank)
 
     @property
     def hosts(self) -> tuple[tuple[int, ...], ...]:
         """The ranks of each host: one tuple per host."""
-        return self._topology.hosts
+        return self._internals.compiler.topology.hosts
 
     @property
     def servers(self) -> tuple[int, ...]:
-        """The ranks of the job that serve the ranks of this world; empty if none do.
-
-        They follow the workers: the first server of 4 workers is rank 4.
-        """
+        """The ranks of the job that serve this world, from ``size`` on; empty if none do."""
         return () if self._served is None else self._served.ranks
 
     @property
     def names(self) -> list[str]:
         """The name "host:pid" of each rank, in rank order."""
-        return list(self._names)
+        return list(self._internals.joined.names)
 
     @property
     def timeout_s(self) -> float:
-        """The deadline of an operation, in seconds. It can be set.
-
-        Setting it raises InvalidArgumentError unless it is a number above 0; math.inf means no
-        limit.
-        """
+        """The deadline of an operation, in seconds above 0; math.inf: no limit. It can be set."""
         return float(self._native.timeout_s)
 
     @timeout_s.setter
@@ -235,126 +167,496 @@ class Communicator(Reducing, Moving, Objects):
     @property
     def failure(self) -> str | None:
         """The text of the error that ended the communicator, or None."""
-        served = self._served.failure() if self._served is not None else None
-        own = self._native.failure() or (self._devices.failure() if self._devices else None)
-        return own or served
+        served = None if self._served is None else self._served.failure()
+        return self._native.failure() or self._internals.devices.failure() or served
 
     def transport_names(self) -> str:
-        """Return the transports of this rank's messages: "shm", "tcp", "shm+tcp", or "self".
-
-        "self" means that the communicator has one rank.
-        """
+        """Return the transports of this rank's messages: "shm", "tcp", "shm+tcp"; alone "self"."""
         peers = (rank for rank in range(self.size) if rank != self.rank)
         return "+".join(sorted({self._native.transport_of(peer) for peer in peers})) or "self"
 
     @property
     def shares_arrays(self) -> bool:
         """Whether long arrays of frameworks lie in memory that peers on this host, or RDMA devices,
-        reach. True if the setting ``shared_arrays`` is on and this rank uses shm or verbs."""
+        reach. True if the setting ``shared_arrays`` is on and this rank uses shm or verbs.
+        """
         reaching = {"shm", "verbs"} & set(self.transport_names().split("+"))
-        return self._config.shared_arrays and bool(reaching)
+        return self._internals.config.shared_arrays and bool(reaching)
 
-    def choice(self, collective: str, nbytes: int, dtype: str = "float32", op: str = "sum") -> str:
-        """Return the name of the algorithm that runs for a message of ``nbytes`` bytes.
+    @operation("AllReduce")
+    def all_reduce(self, x: Any, op: Any = "sum", *, out: Any = None, algorithm: str | None = None,
+                   async_op: bool = False, deterministic: bool | None = None, stream: Any = None,
+                   compress: Any = None, feedback: Any = None) -> Any:  # fmt: skip
+        """Combine the arrays ``x`` of all ranks; every rank gets the result with the same bits.
 
-        ``collective``: a name such as "all_reduce". ``nbytes``: at least 0. ``dtype`` and ``op``:
-        names of the element type and the reduction. Raises InvalidArgumentError for unknown names.
-        No other rank takes part.
+        ``x``: an array with the same shape and dtype on all ranks, or a list or tuple of arrays.
+        ``op``: the reduction (docs/reductions.md). ``out``: None for a new array, an array of the
+        shape and dtype of x, or x itself; for a list, a list of as many arrays. ``compress``: None,
+        or a codec of pycoll.compress, the same on all ranks. With one, x is float16, bfloat16,
+        float32 or float64 and ``op`` "sum" or "avg"; on a device it is not float64, and the codec
+        keeps every element or is TopK (docs/gpu.md). ``feedback``: None, or a
+        pycoll.compress.Feedback of this array or list, which keeps what the codec leaves out for
+        the next call.
 
-        >>> name = comm.choice("all_reduce", 1 << 20)
+        A codec that keeps every element, such as ``Block("int8")``, rounds no value more than twice
+        (docs/guides/compression.md). Codes and sums are float32: results of 16 bits are rounded
+        once more at the end, and values of float64 once at the beginning. The arrays of a list are
+        independent of each other. Those of equal dtype and up to 256 KiB
+        travel in messages of up to 16 MiB; on a device up to 128 of them are one kernel launch.
+
+        Returns an array with the shape and dtype of x, or ``out``; for a list, a list of results;
+        with ``async_op``, a Work of that. The results are in place after ``wait()``. Other
+        arguments and errors: see Communicator. Cost: for long messages of n bytes about 2 n bytes
+        sent per rank; for short ones log2(size) steps. Algorithms: direct exchange, star, chain and
+        recursive doubling (Thakur, Rabenseifner and Gropp 2005), ring (Patarasu and Yuan 2009),
+        double binary tree (Sanders, Speck and Träff 2009), halving-doubling (Rabenseifner 2004),
+        recursive multiplying (Ruefenacht, Bull and Booth 2017), parameter servers (Li et al. 2014,
+        Jiang et al. 2020), and hierarchies of these. ``algorithm="ps"`` takes the best algorithm
+        with servers, in a job that has some.
+
+        >>> comm.all_reduce(np.ones(3))  # on 4 ranks
+        array([4., 4., 4.])
+        >>> comm.all_reduce([np.ones(2), 5])  # many at once, here too
+        [array([4., 4.]), 20]
         """
-        return self._choice(collective, nbytes, dtype, op)
+        options = CallOptions(out, algorithm, async_op, deterministic, stream)
+        return self._internals.reductions.all_reduce(self, x, op, options, compress, feedback)
 
-    def explain(
-        self, collective: str, nbytes: int, compress: Any = None, memory: str = "shared"
-    ) -> str:
-        """Return a text: the algorithm for a message of ``nbytes`` bytes, its predicted time, and
-        the reason for the choice.
+    @operation("Reduce")
+    def reduce(self, x: Any, root: int = 0, op: Any = "sum", *, out: Any = None,
+               algorithm: str | None = None, async_op: bool = False,
+               deterministic: bool | None = None, stream: Any = None) -> Any:  # fmt: skip
+        """Combine the arrays ``x`` of all ranks; only ``root`` gets the result.
 
-        ``collective``: a name such as "all_reduce". ``nbytes``: at least 0. ``compress``: None, or
-        a codec; then the text tells the bytes and the times of links and codec, with it and
-        without, and whether it pays. ``memory``: "shared" predicts arrays that peers on the host
-        read in place, "ordinary" those whose copies pass through slots; the choice does not depend
-        on it, and codecs ignore it. Without a codec, over shared memory the text also names the
-        stores that fill slots. Over verbs it says how many bytes of arrays are registered for
-        sending without a copy, and why other arrays are not. Raises InvalidArgumentError for an
-        unknown collective, a wrong ``nbytes`` or ``memory``, a collective that takes no codec, or a
-        codec whose bytes follow from values or shapes. No other rank takes part.
+        ``x``: an array with the same shape and dtype on all ranks. ``root``: the receiving rank,
+        from 0 to size - 1, the same on all ranks. ``op``: the reduction (docs/reductions.md).
+        ``out``: on the root as in all_reduce; on another rank it is checked but not written.
+        Returns on the root an array with the shape and dtype of x, or ``out``. Returns on another
+        rank its ``out``, or None. With ``async_op`` returns a Work of that. Other arguments and
+        errors: see Communicator. Cost: for long messages every rank sends its n bytes about once;
+        for short ones log2(size) steps. Algorithms: direct exchange, binomial tree, chain and
+        double binary tree.
 
-        >>> text = comm.explain("all_reduce", 1 << 20)
+        >>> comm.reduce(np.ones(2), root=0)  # on 3 ranks; this is rank 0
+        array([3., 3.])
         """
-        from pycoll.cost.selection import explain_text, registered_text
+        options = CallOptions(out, algorithm, async_op, deterministic, stream)
+        return self._internals.reductions.reduce(x, root, op, options)
 
-        kind = _collective(collective)
-        if compress is not None:
-            return self._explain_codec(kind, _whole("nbytes", nbytes), compress)
-        text = explain_text(
-            kind,
-            self._topology,
-            _whole("nbytes", nbytes),
-            parameters=self._plans.parameters,
-            memory=memory,
-        )
-        for transport in self._transports:
-            if transport.name == "shm":
-                text += f"\n  slots      filled by {self._slot_stores} stores"
-            if transport.name == "verbs":
-                text += f"\n{registered_text(*transport.registered())}"
-        return text
+    @operation("ReduceScatter")
+    def reduce_scatter(self, x: Any, op: Any = "sum", splits: Sequence[int] | None = None, *,
+                       out: Any = None, algorithm: str | None = None, async_op: bool = False,
+                       deterministic: bool | None = None, stream: Any = None, compress: Any = None,
+                       feedback: Any = None) -> Any:  # fmt: skip
+        """Combine the arrays ``x`` of all ranks; every rank gets its rows of the result.
 
-    def _explain_codec(self, kind: Collective, nbytes: int, compress: Any) -> str:
-        from pycoll.comm.codecs import model_codec
-        from pycoll.cost.codec_costs import coded_text
+        ``x``: an array of at least one axis, with the same shape and dtype on all ranks. ``op``:
+        the reduction (docs/reductions.md). ``splits``: one number of rows per rank, the same
+        sequence on all ranks, with the sum ``len(x)``; rank r gets the next ``splits[r]`` rows.
+        With None every rank gets ``len(x) // size`` rows, and the lowest ranks get one more each
+        where size does not divide ``len(x)``. ``out``: memory apart from x. ``compress``,
+        ``feedback``: as in all_reduce; each rank folds its rows in full precision, and they are not
+        encoded again. Returns this rank's rows, with the trailing dimensions and dtype of x, or
+        ``out``; with ``async_op``, a Work of that. Other arguments and errors: see Communicator.
+        Cost: about n bytes sent per rank, where n is the size of x in bytes. Algorithms: ring,
+        direct exchange and halving-doubling; see all_reduce for their sources.
 
-        coded = model_codec(kind, nbytes, compress)
-        return coded_text(
-            kind, self._topology, nbytes, repr(compress), coded, self._plans.parameters
-        )
-
-    def register(self, *arrays: Any) -> Registered:
-        """Register arrays, so that operations on them need one copy less.
-
-        ``arrays``: writable arrays of any shape and dtype.
-
-        * In host memory: RDMA devices then send from the array in place. The array must support the
-          buffer protocol. A tensor of the host is refused, because torch can replace its memory.
-          Until the result is closed the memory is pinned, and the array must not be resized
-          (``ndarray.resize(refcheck=False)`` breaks this rule); the program may use and change its
-          elements. Arrays of ``pycoll.empty``, and NumPy arrays that lie in the same memory, need
-          no registration. An array that cannot be registered is copied as before, and ``explain``
-          tells the reason. Without RDMA devices nothing is registered. No other rank takes part.
-        * On CUDA devices: peers then write results of collectives directly to the array, instead of
-          to slots from which this rank copies. All ranks call this method with the same number of
-          device arrays, of any lengths. An array that peers cannot map is no error; it works as
-          before. The arrays stay alive until the result is closed, and the program must not free
-          their memory earlier.
-
-        Returns a Registered; its ``nbytes`` counts the bytes that peers or RDMA devices can reach.
-        It is a context manager, and ``close()`` ends the registration.
-
-        Raises InvalidArgumentError, and for device arrays the errors of a first collective.
-
-        Cost: the system pins the memory of host arrays; device arrays take an exchange between all
-        ranks.
-
-        >>> gradients = np.full(4, comm.rank)  # on 3 ranks
-        >>> with comm.register(gradients):
-        ...     summed = comm.all_reduce(gradients, out=gradients)
-        >>> summed
-        array([3, 3, 3, 3])
+        >>> comm.reduce_scatter(np.arange(4.0))  # on 2 ranks; this is rank 1
+        array([4., 6.])
         """
-        from pycoll.arrays.registered import Registered
+        options = CallOptions(out, algorithm, async_op, deterministic, stream)
+        reductions = self._internals.reductions
+        return reductions.reduce_scatter(self, x, op, splits, options, compress, feedback)
 
-        transports: list[Any] = [one for one in self._transports if one.name == "verbs"]
-        return Registered(transports[0] if transports else None, arrays, self._register)
+    @operation("ReducesAlike")
+    def scan(self, x: Any, op: Any = "sum", *, out: Any = None, algorithm: str | None = None,
+             async_op: bool = False, deterministic: bool | None = None,
+             stream: Any = None) -> Any:  # fmt: skip
+        """Combine the arrays ``x`` of ranks 0 to this one, in rank order.
 
-    def _register(
-        self, views: Sequence[DeviceView]
-    ) -> tuple[DeviceRegistry, list[tuple[int, bool]]]:
-        if self._group is not None:
-            raise InvalidArgumentError("register inside a group: leave the with block first")
-        devices = self._on_devices()
-        return devices.registry, devices.register(views, self._gather_blobs)
+        ``x``: an array with the same shape and dtype on all ranks. ``op``: the reduction
+        (docs/reductions.md), but not "avg". ``out``: as in all_reduce. Returns an array with the
+        shape and dtype of x, or ``out``; with ``async_op``, a Work of that. Other arguments and
+        errors: see Communicator. Cost: for short messages log2(size) steps. Source: Hillis and
+        Steele 1986; for long messages a pipelined chain.
+
+        >>> comm.scan(1)  # on rank 2
+        3
+        """
+        options = CallOptions(out, algorithm, async_op, deterministic, stream)
+        return self._internals.reductions.scan(x, op, options)
+
+    @operation("ReducesAlike")
+    def exscan(self, x: Any, op: Any = "sum", *, out: Any = None, algorithm: str | None = None,
+               async_op: bool = False, deterministic: bool | None = None,
+               stream: Any = None) -> Any:  # fmt: skip
+        """Combine the arrays ``x`` of the ranks below this one, in rank order.
+
+        ``x``: an array with the same shape and dtype on all ranks. ``op``: the reduction
+        (docs/reductions.md), but not "avg", "maxloc" or "minloc". ``out``: as in all_reduce.
+        Returns an array with the shape and dtype of x, or ``out``; with ``async_op``, a Work of
+        that. Rank 0 gets the neutral element of op: 0 for sum, 1 for prod, the highest value of the
+        type for min, the lowest for max, all bits for band. For an op from ``register_op`` it gets
+        its ``identity``. Other arguments and errors: see Communicator. Cost and source: as scan.
+
+        >>> comm.exscan(1)  # on rank 2
+        2
+        """
+        options = CallOptions(out, algorithm, async_op, deterministic, stream)
+        return self._internals.reductions.exscan(x, op, options)
+
+    @operation("Broadcast")
+    def broadcast(self, x: Any, root: int = 0, *, out: Any = None, algorithm: str | None = None,
+                  async_op: bool = False, stream: Any = None, compress: Any = None,
+                  feedback: Any = None) -> Any:  # fmt: skip
+        """Copy the root's ``x`` to every rank.
+
+        ``x``: an array with the same shape and dtype on all ranks; only the root's values count.
+        ``root``: the sending rank, from 0 to size - 1, the same on all ranks. ``out``: None for a
+        new array, an array of the shape and dtype of x, or x itself. ``compress``, ``feedback``: as
+        in all_reduce; the root encodes its values once, and all ranks, the root included, get what
+        the codes decode to. Returns an array with the shape and dtype of x, or ``out``; with
+        ``async_op``, a Work of that. Other arguments and errors: see Communicator. Cost: for long
+        messages every rank receives n bytes and sends about n; for short ones log2(size) steps.
+        Algorithms: direct exchange, binomial tree and chain (Thakur, Rabenseifner and Gropp 2005),
+        double binary tree (Sanders, Speck and Träff 2009), scatter and all_gather (Barnett et al.
+        1994).
+
+        >>> comm.broadcast(np.full(2, comm.rank), root=1)  # on 3 ranks
+        array([1, 1])
+        """
+        options = CallOptions(out, algorithm, async_op, None, stream)
+        return self._internals.movement.broadcast(self, x, root, options, compress, feedback)
+
+    @operation("AllGather")
+    def all_gather(self, x: Any, *, lengths: Sequence[int] | None = None, out: Any = None,
+                   algorithm: str | None = None, async_op: bool = False, stream: Any = None,
+                   compress: Any = None, feedback: Any = None) -> Any:  # fmt: skip
+        """Join the arrays ``x`` of all ranks along axis 0, in rank order; every rank gets all rows.
+
+        ``x``: an array; its first dimension may differ between ranks, its dtype and its other
+        dimensions must not. A 0-d array or a number counts as one row. ``lengths``: the first
+        dimension of each rank, the same sequence on all ranks; None lets the ranks exchange their
+        first dimensions beforehand, also with ``async_op``. ``out``: an array with the rows of all
+        ranks; on the host x may be this rank's rows of it, and the rest of ``out`` is not read.
+        ``compress``, ``feedback``: as in all_reduce; each rank encodes its rows once, and all
+        ranks, itself included, get what the codes decode to. Returns an array with the rows of all
+        ranks and the dtype of x, or ``out``; with ``async_op``, a Work of that. Other arguments and
+        errors: see Communicator. Where dtypes or trailing dimensions differ and ``lengths`` is
+        None, it raises MismatchError and the communicator stays usable. Cost: every rank receives
+        the rows of all other ranks, and without ``lengths`` an exchange of ten numbers per rank
+        first. Algorithms: ring (Patarasu and Yuan 2009), direct exchange and recursive doubling
+        (Thakur, Rabenseifner and Gropp 2005), Bruck et al. 1997.
+
+        >>> comm.all_gather(np.full((comm.rank, 2), comm.rank)).shape  # on 3 ranks
+        (3, 2)
+        """
+        options = CallOptions(out, algorithm, async_op, None, stream)
+        return self._internals.movement.all_gather(self, x, lengths, options, compress, feedback)
+
+    @operation("Gather")
+    def gather(self, x: Any, root: int = 0, splits: Sequence[int] | None = None, *,
+               lengths: Sequence[int] | None = None, out: Any = None, algorithm: str | None = None,
+               async_op: bool = False, stream: Any = None) -> Any:  # fmt: skip
+        """Join the arrays ``x`` of all ranks along axis 0, in rank order, on ``root`` only.
+
+        ``x``: as in all_gather. ``root``: the receiving rank, from 0 to size - 1, the same on all
+        ranks. ``splits`` or ``lengths``: the rows of each rank, as ``lengths`` of all_gather; the
+        two names mean the same, and a call passes at most one of them. ``out``: on the root an
+        array with the rows of all ranks, of which x may be the root's own rows; on another rank it
+        is not used. Returns on the root an array with the rows of all ranks, or ``out``. Returns on
+        another rank its ``out``, or None. With ``async_op`` returns a Work of that. Raises the
+        errors of all_gather. Cost: the root receives the rows of all other ranks; without
+        ``splits`` or ``lengths`` all ranks exchange ten numbers each first. Algorithms: direct
+        exchange and binomial tree.
+
+        >>> comm.gather(np.full(1, comm.rank))  # on 2 ranks; this is rank 0
+        array([0, 1])
+        """
+        options = CallOptions(out, algorithm, async_op, None, stream)
+        return self._internals.movement.gather(x, root, splits, lengths, options)
+
+    @operation("Scatter")
+    def scatter(self, x: Any = None, root: int = 0, splits: Sequence[int] | None = None, *,
+                out: Any = None, algorithm: str | None = None, async_op: bool = False,
+                stream: Any = None) -> Any:  # fmt: skip
+        """Split the root's ``x`` along axis 0; every rank gets its rows.
+
+        ``x``: on the root an array of at least one axis. Another rank need not know its shape or
+        dtype, since the root sends them beforehand, also with ``async_op``; there the type of x is
+        the type of the result, and None means a NumPy array. ``root``: the sending rank, from 0 to
+        size - 1, the same on all ranks. ``splits``: on the root one number of rows per rank, with
+        the sum ``len(x)``; rank r gets the next ``splits[r]`` rows. None means the shares of
+        reduce_scatter. ``splits`` of other ranks does not count. ``out``: on the root, on the host,
+        it may be the root's own rows of x. Returns this rank's rows, with the trailing dimensions
+        and dtype of the root's x, or ``out``; with ``async_op``, a Work of that. Other arguments
+        and errors: see Communicator. Cost: every rank receives its rows, after a broadcast of the
+        shape and dtype and, with ``splits``, one of the rows. Algorithms: direct exchange
+        and binomial tree.
+
+        >>> comm.scatter(np.arange(4.0) if comm.rank == 0 else None)  # on 2 ranks; this is rank 1
+        array([2., 3.])
+        """
+        options = CallOptions(out, algorithm, async_op, None, stream)
+        return self._internals.movement.scatter(x, root, splits, options)
+
+    @operation("AllToAll")
+    def all_to_all(self, x: Any, splits: Sequence[int] | None = None, *,
+                   lengths: Sequence[Sequence[int]] | None = None, out: Any = None,
+                   algorithm: str | None = None, async_op: bool = False,
+                   stream: Any = None) -> Any:  # fmt: skip
+        """Send rows of ``x`` to every rank, and join the rows from every rank in rank order.
+
+        ``x``: an array of at least one axis; its dtype and all dimensions but the first must be the
+        same on all ranks. ``splits``: one number of rows per rank, with the sum ``len(x)``; rank r
+        gets the next ``splits[r]`` rows. With None every rank gets an equal share; then size must
+        divide ``len(x)``, and the shape of x must be the same on all ranks. Either all ranks pass
+        ``splits`` or none does. ``lengths``: where all ranks know them, the ``splits`` of all
+        ranks, one sequence for each rank, the same on all ranks; then ``splits`` is None. ``out``:
+        memory apart from x. Returns the joined rows, with the trailing dimensions and dtype of x,
+        or ``out``; with ``async_op``, a Work of that. Other arguments and errors: see Communicator.
+        Cost: every rank sends the rows of x for the other ranks. With ``splits`` the ranks exchange
+        them beforehand, also with ``async_op``; with ``lengths`` they do not. Algorithms: direct
+        exchange, and Bruck et al. 1997 for short messages.
+
+        >>> comm.all_to_all(np.array([0, 1]) + 10 * comm.rank)  # on 2 ranks; this is rank 1
+        array([ 1, 11])
+        """
+        options = CallOptions(out, algorithm, async_op, None, stream)
+        return self._internals.movement.all_to_all(x, splits, lengths, options)
+
+    @operation("Barrier")
+    def barrier(self, *, algorithm: str | None = None, async_op: bool = False) -> Any:
+        """Wait until every rank has called this barrier.
+
+        Returns None; with ``async_op``, a Work whose ``wait()`` returns None. Other arguments and
+        errors: see Communicator. Cost: log2(size) steps of a few bytes. Algorithms: dissemination
+        (Hensgen, Finkel and Manber 1988), recursive doubling and direct exchange (Thakur,
+        Rabenseifner and Gropp 2005).
+
+        >>> comm.barrier()
+        """
+        return self._internals.movement.barrier(algorithm, async_op)
+
+    @operation("Send")
+    def send(self, x: Any, dest: int, tag: int = 0, *, stream: Any = None) -> None:
+        """Send ``x`` to rank ``dest``; return when the program may change x again.
+
+        ``x``: an array, in host memory or on a CUDA device. ``dest``: a rank from 0 to size - 1.
+        ``tag``: a whole number from 0 to 2**31-1. ``stream``: only for device arrays, see
+        Communicator. For a short message the call may return before the receiver has called recv;
+        otherwise it returns after that. For a device array it returns at once, and the stream waits
+        instead. Raises the errors of all operations. Cost: one message of the bytes of x.
+
+        >>> comm.send(np.ones(2), dest=comm.rank)
+        >>> comm.recv(np.zeros(2), source=comm.rank)
+        array([1., 1.])
+        """
+        self._internals.messages.send(x, dest, tag, stream, False)
+
+    @operation("Isend")
+    def isend(self, x: Any, dest: int, tag: int = 0, *, stream: Any = None) -> Any:
+        """Start to send ``x`` to rank ``dest``.
+
+        The arguments and errors are those of send. Returns a Work; the program must leave x
+        unchanged until ``wait()`` has returned.
+
+        >>> work = comm.isend(np.ones(2), dest=comm.rank)
+        >>> comm.recv(np.zeros(2), source=comm.rank)
+        array([1., 1.])
+        >>> work.wait()
+        """
+        return self._internals.messages.send(x, dest, tag, stream, True)
+
+    @operation("Recv")
+    def recv(self, out: Any, source: int, tag: int = 0, *, stream: Any = None) -> Any:
+        """Receive a message from rank ``source`` into ``out``, and return out.
+
+        ``out``: a writable array with exactly the bytes of the message; in host memory it must be
+        contiguous in C order. ``source``: a rank from 0 to size - 1. ``tag``: the tag of the
+        message, from 0 to 2**31-1. ``stream``: only for device arrays, see Communicator. Raises the
+        errors of all operations; MismatchError where the message has another
+        number of bytes. Cost: one message of the bytes of out.
+
+        >>> comm.send(np.ones(2), dest=comm.rank)
+        >>> comm.recv(np.zeros(2), source=comm.rank)
+        array([1., 1.])
+        """
+        self._internals.messages.recv(out, source, tag, stream, False)
+        return out
+
+    @operation("Irecv")
+    def irecv(self, out: Any, source: int, tag: int = 0, *, stream: Any = None) -> Any:
+        """Start to receive a message from rank ``source`` into ``out``.
+
+        The arguments and errors are those of recv. Returns a Work whose ``wait()`` returns out.
+
+        >>> work = comm.irecv(np.zeros(2), source=comm.rank)
+        >>> comm.send(np.ones(2), dest=comm.rank)
+        >>> work.wait()
+        array([1., 1.])
+        """
+        return self._internals.messages.recv(out, source, tag, stream, True)
+
+    @operation("IrecvAny")
+    def irecv_any(self, out: Any, tag: int = 0) -> Any:
+        """Start to receive the next message with ``tag``, from any rank, into ``out``.
+
+        ``out``: as in recv, but in host memory only. ``tag``: from 0 to 2**31-1. Where two receives
+        could take the same message, the earlier call gets it. Returns a Work whose ``wait()``
+        returns the rank of the sender. Raises the errors of recv; InvalidArgumentError inside a
+        ``group()`` and for device arrays.
+
+        >>> work = comm.irecv_any(np.zeros(2))
+        >>> comm.send(np.ones(2), dest=comm.rank)
+        >>> work.wait()
+        0
+        """
+        return self._internals.messages.irecv_any(out, tag)
+
+    @repeatable
+    @immediate
+    def sendrecv(self, x: Any, dest: int, out: Any, source: int, tag: int = 0, *,
+                 recv_tag: int | None = None, stream: Any = None) -> Any:  # fmt: skip
+        """Send ``x`` to rank ``dest`` and receive from rank ``source`` into ``out`` at once.
+
+        ``x`` and ``dest``: as in send. ``out`` and ``source``: as in recv; the memory of x and of
+        out must not overlap. ``tag``: the tag of both messages, unless the received one has
+        ``recv_tag``. ``stream``: only for device arrays, see Communicator. Ranks that shift data
+        around a ring with this call cannot deadlock, whatever the lengths. Returns out. Raises the
+        errors of send and recv, when both messages have ended; InvalidArgumentError inside a
+        ``group()``, in which isend and irecv do the same. Cost: one message in each direction.
+
+        >>> left, right = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
+        >>> comm.sendrecv(np.full(2, comm.rank), right, np.zeros(2, int), left)  # on 3 ranks
+        array([2, 2])
+        """
+        wanted = tag if recv_tag is None else recv_tag
+        return self._internals.messages.sendrecv(x, dest, tag, out, source, wanted, stream)
+
+    @immediate
+    def probe(
+        self, source: int | None = None, tag: int | None = 0, *, timeout: float | None = None
+    ) -> Probe:
+        """Wait for a message in host memory, and return its source, tag and bytes as a Probe.
+
+        ``source``: the sending rank, or None for any rank. ``tag``: a tag, or None for any tag.
+        ``timeout``: seconds, or None for the ``timeout_s`` of the communicator. The call does not
+        receive the message, and does not see one that an earlier irecv takes. pycoll keeps the part
+        of a message that has arrived in memory of its own until a recv takes it. Raises
+        TimeoutError where no message has arrived in time; the communicator stays usable. Raises
+        PeerLostError where the source is gone, and InvalidArgumentError inside a ``group()``.
+
+        >>> comm.isend(np.zeros(3), dest=comm.rank, tag=7).wait()
+        >>> comm.probe(comm.rank, tag=None)
+        Probe(source=0, tag=7, nbytes=24)
+        """
+        return self._internals.messages.probe(source, tag, timeout)
+
+    @immediate
+    def iprobe(self, source: int | None = None, tag: int | None = 0) -> Probe | None:
+        """Return what probe returns if such a message has arrived, otherwise None. Do not wait.
+
+        ``source`` and ``tag``: as in probe. Raises the errors of probe, except TimeoutError.
+
+        >>> comm.iprobe(tag=8) is None
+        True
+        """
+        return self._internals.messages.iprobe(source, tag)
+
+    @immediate_collective
+    def broadcast_object(self, obj: _T = None, root: int = 0) -> _T:  # type: ignore[assignment]
+        """Copy the root's object to every rank.
+
+        ``obj``: on the root any object that pickle can serialise; on other ranks it is not used.
+        ``root``: the sending rank, from 0 to size - 1, the same on all ranks. Returns ``obj``
+        itself on the root, and a copy on the other ranks. Unpickling runs code that the root
+        chooses. Raises InvalidArgumentError on all ranks where the object cannot be pickled. Cost:
+        two broadcasts, and one more for each buffer of 64 KiB and more.
+
+        >>> comm.broadcast_object({"lr": 0.1} if comm.rank == 0 else None)
+        {'lr': 0.1}
+        """
+        return self._internals.objects.broadcast(obj, root)
+
+    @immediate_collective
+    def all_gather_object(self, obj: _T) -> list[_T]:
+        """Collect the objects of all ranks on every rank.
+
+        ``obj``: any object that pickle can serialise. Returns a list in rank order. This rank's
+        element is ``obj`` itself, the others are copies. Unpickling runs code that the other ranks
+        choose. Raises InvalidArgumentError on all ranks where an object cannot be pickled. Cost:
+        two all_gathers. With buffers of 64 KiB and more, one all_gather of their lengths and one
+        for each buffer of the rank that has most of them.
+
+        >>> comm.all_gather_object("r" * comm.rank)  # on 3 ranks
+        ['', 'r', 'rr']
+        """
+        return self._internals.objects.all_gather(obj)
+
+    @immediate_collective
+    def gather_object(self, obj: _T, root: int = 0) -> list[_T] | None:
+        """Collect the objects of all ranks on ``root``.
+
+        ``obj``: any object that pickle can serialise. ``root``: the receiving rank, from 0 to size
+        - 1, the same on all ranks. Returns on the root a list in rank order; its own element is
+        ``obj`` itself. Returns None on the other ranks. Unpickling on the root runs code that the
+        other ranks choose. Raises InvalidArgumentError on all ranks where an object cannot be
+        pickled. Cost: an all_gather of a few numbers, and the messages of each rank to the root.
+
+        >>> comm.gather_object(comm.rank ** 2)  # on 3 ranks
+        [0, 1, 4]
+        """
+        return self._internals.objects.gather(obj, root)
+
+    @immediate_collective
+    def scatter_object(self, objs: Sequence[_T] | None = None, root: int = 0) -> _T:
+        """Send element r of the root's ``objs`` to rank r.
+
+        ``objs``: on the root a sequence of one object per rank; on other ranks it is not used.
+        ``root``: the sending rank, from 0 to size - 1, the same on all ranks. Returns the element
+        of this rank: on the root the object itself, on the other ranks a copy. Unpickling runs code
+        that the root chooses. Raises InvalidArgumentError on all ranks where an object cannot be
+        pickled or ``objs`` has another length. Cost: a broadcast of all lengths, and the messages
+        of the root to each rank.
+
+        >>> comm.scatter_object([["a"], ["b"]] if comm.rank == 0 else None)  # on 2 ranks; rank 1
+        ['b']
+        """
+        return self._internals.objects.scatter(objs, root)
+
+    @immediate
+    def send_object(self, obj: Any, dest: int, tag: int = 0) -> None:
+        """Send an object to rank ``dest``, which receives it with ``recv_object``.
+
+        ``obj``: any object that pickle can serialise. ``dest``: a rank from 0 to size - 1. ``tag``:
+        from 0 to 2**31-1. Returns when the program may change ``obj`` again. Objects of one sender
+        and tag keep their order. Each buffer of 64 KiB and more is a separate message. Therefore no
+        other thread may send to this rank with this tag until the call returns. Raises
+        InvalidArgumentError on both ranks where the object cannot be pickled, and the errors of
+        send. Cost: one message, and one more for each buffer of 64 KiB and more.
+
+        >>> comm.send_object({"step": 3}, dest=comm.rank)
+        >>> comm.recv_object(source=comm.rank)
+        {'step': 3}
+        """
+        self._internals.objects.send(obj, dest, tag)
+
+    @immediate
+    def recv_object(self, source: int, tag: int = 0) -> Any:
+        """Receive an object that rank ``source`` sends with ``send_object``, and return it.
+
+        ``source``: a rank from 0 to size - 1; ``probe`` finds the sender where any rank may send.
+        ``tag``: from 0 to 2**31-1. No other thread may receive from this rank with this tag until
+        the call returns. Unpickling runs code that the sender chooses. Raises InvalidArgumentError
+        where the sender cannot pickle its object; MismatchError where the message is not an object,
+        and then the message is lost; and the errors of recv. Cost: as send_object.
+
+        >>> comm.send_object({"step": 3}, dest=comm.rank)
+        >>> comm.recv_object(source=comm.rank)
+        {'step': 3}
+        """
+        return self._internals.objects.recv(source, tag)
 
     def group(self) -> AbstractContextManager[Group]:
         """Run several operations as one: ``with comm.group(): ...``.
@@ -368,14 +670,10 @@ class Communicator(Reducing, Moving, Objects):
         * The other operations run in the order of the calls, which must be the same on all ranks.
 
         No operation of the group may read memory that another one writes. No other thread may use
-        the communicator until the block ends. If the block raises an exception, nothing runs.
-
-        A shared message is one all_reduce over its members end to end: all ranks get the same bits,
-        and the algorithm is the one for the total length. With ``deterministic`` the bits are those
-        of separate calls.
-
-        Errors: a call raises InvalidArgumentError for its own arguments. The end of the block
-        raises the first error of an operation, and each Work without a result raises it too.
+        the communicator until the block ends. If the block raises an exception, nothing runs. A
+        shared message takes the algorithm for its total length; with ``deterministic`` the bits are
+        those of separate calls. A call raises InvalidArgumentError for its own arguments. The end
+        of the block raises the first error of an operation, and so does each Work without a result.
 
         >>> with comm.group():
         ...     loss, hits = comm.all_reduce(loss), comm.all_reduce(hits)
@@ -383,39 +681,93 @@ class Communicator(Reducing, Moving, Objects):
         """
         return self._make_group(self)
 
+    def register(self, *arrays: Any) -> Registered:
+        """Register arrays, so that operations on them need one copy less.
+
+        * Arrays in host memory, which support the buffer protocol: RDMA devices send from them in
+          place. Until the result is closed their memory is pinned, and they must not be resized;
+          the program may change the elements. Arrays of ``pycoll.empty`` need no registration. A
+          tensor is refused, because torch can replace its memory. An array that cannot be
+          registered is copied as before, and ``explain`` tells why. No other rank takes part.
+        * Arrays on CUDA devices: peers write results of collectives directly to them, instead of to
+          slots from which this rank copies. All ranks call this method with the same number of
+          device arrays, of any lengths. An array that peers cannot map works as before. The arrays
+          stay alive until the result is closed; the program must not free their memory earlier.
+
+        Returns a Registered, a context manager whose ``nbytes`` counts the bytes that peers or RDMA
+        devices can reach; ``close()`` ends the registration. Raises InvalidArgumentError, and for
+        device arrays the errors of a first collective. Cost: the system pins the memory of host
+        arrays; device arrays take an exchange between all ranks.
+
+        >>> gradients = np.full(4, comm.rank)  # on 3 ranks
+        >>> with comm.register(gradients):
+        ...     summed = comm.all_reduce(gradients, out=gradients)
+        >>> summed
+        array([3, 3, 3, 3])
+        """
+        from pycoll.arrays.registered import Registered
+
+        verbs = [one for one in self._internals.joined.transports if one.name == "verbs"]
+        devices, gather = self._internals.devices, self._internals.exchanges.gather_blobs
+        enter = functools.partial(devices.register, gather, self._group is not None)
+        return Registered(verbs[0] if verbs else None, arrays, enter)
+
+    def choice(self, collective: str, nbytes: int, dtype: str = "float32", op: str = "sum") -> str:
+        """Return the name of the algorithm that runs for a message of ``nbytes`` bytes.
+
+        ``collective``: a name such as "all_reduce". ``nbytes``: at least 0. ``dtype`` and ``op``:
+        names of the element type and the reduction. Raises InvalidArgumentError for unknown names.
+        No other rank takes part.
+
+        >>> name = comm.choice("all_reduce", 1 << 20)
+        """
+        return self._internals.compiler.choice(collective, nbytes, dtype, op)
+
+    def explain(
+        self, collective: str, nbytes: int, compress: Any = None, memory: str = "shared"
+    ) -> str:
+        """Return a text: the algorithm for ``nbytes`` bytes, its predicted time, and the reason.
+
+        ``collective``: a name such as "all_reduce". ``nbytes``: at least 0. ``compress``: None, or
+        a codec; then the text tells the bytes and the times of links and codec, with it and
+        without, and whether it pays. ``memory``: "shared" predicts arrays that peers on the host
+        read in place, "ordinary" those whose copies pass through slots; codecs ignore it. Over
+        shared memory the text names the stores that fill slots; over verbs the bytes of registered
+        arrays, and why other arrays are not registered. Raises InvalidArgumentError for wrong
+        names and numbers, and for a codec whose bytes follow from values or shapes.
+
+        >>> text = comm.explain("all_reduce", 1 << 20)
+        """
+        compiler, transports = self._internals.compiler, self._internals.joined.transports
+        return compiler.explain(transports, collective, nbytes, compress, memory)
+
     @immediate_collective
     def split(self, color: int | None, key: int = 0) -> Communicator | None:
         """Form new communicators: one of all ranks that pass the same ``color``.
 
         ``color``: a whole number of 64 bits, or None for a rank that joins no new communicator.
         ``key``: a whole number of 64 bits; the new ranks are ordered by ``key``, then by rank. All
-        ranks call this method.
-
-        Returns the new communicator of this rank, or None where ``color`` is None. Its
-        ``timeout_s`` and settings are those of this communicator now.
-
-        Raises the errors of all_gather and of ``pycoll.init``.
-
-        Cost: an all_gather of three numbers, and new connections: over this communicator if each
-        group lies within a host, otherwise as ``init`` makes them.
+        ranks call this method. Returns the new communicator of this rank, or None where ``color``
+        is None. Its ``timeout_s`` and settings are those of this communicator now. Raises the
+        errors of all_gather and of ``pycoll.init``. Cost: an all_gather of three numbers, and new
+        connections: over this communicator if each group lies within a host, otherwise as ``init``
+        makes them.
 
         >>> with comm.split(comm.rank % 2) as part:
         ...     ranks = part.size
         >>> ranks  # on 3 ranks
         2
         """
-        return self._split(color, key, self._tuning)
+        made = self._internals.lifecycle.split(color, key)
+        return None if made is None else Communicator(*made)
 
     @immediate_collective
     def dup(self) -> Communicator:
         """Return a new communicator of the same ranks, with its own connections and order.
 
         All ranks call this method. A library that communicates next to its caller needs it: the
-        collectives and messages of the two communicators never meet. The new ``timeout_s`` and
-        settings are those of this communicator now. If this is a world with servers, the new one
-        has the same servers.
-
-        Raises the errors of ``split``, and costs as much.
+        collectives and messages of the two communicators never meet. The new one has the settings
+        of now, and the same servers. Raises the errors of ``split``, and costs as much.
 
         >>> with comm.dup() as other:
         ...     total = other.all_reduce(1)
@@ -423,116 +775,27 @@ class Communicator(Reducing, Moving, Objects):
         3
         """
         if self._served is not None:
-            self._splits += 1
-            return self._served.dup(f"{self.name}/{self._splits}.dup")
-        made = self._split(0, 0, self._tuning)
-        assert made is not None
-        return made
-
-    def _split(self, color: int | None, key: int, tuning: str) -> Communicator | None:
-        """Split as ``split`` does. ``tuning``: the text of a tuning file by which the new
-        communicators choose algorithms; that of their first rank counts."""
-        numbers = [color is not None, 0 if color is None else _integer("color", color)]
-        numbers.append(_integer("key", key))
-        choices = self._all_gather_numbers(numbers, "split", self._quick_algorithm())
-        self._splits += 1
-        name = f"{self.name}/{self._splits}.{color}"
-        joined = self._join_part(choices, color, name, tuning)
-        if joined is None:
-            return None
-        return Communicator(joined, self._config._replace(timeout_s=self.timeout_s), name)
-
-    def _join_part(
-        self, choices: Sequence[Sequence[int]], color: int | None, name: str, tuning: str
-    ) -> Joined | None:
-        """Connect this rank with its group.
-
-        ``choices``: per rank whether it has a color, the color, and the key.
-        """
-        groups: dict[int, list[int]] = {}
-        for rank in sorted(range(self.size), key=lambda rank: choices[rank][2]):
-            if choices[rank][0]:
-                groups.setdefault(choices[rank][1], []).append(rank)
-        if not groups:
-            return None
-        members = [] if color is None else groups[color]
-        return self._join(list(groups.values()), members, name, tuning)
-
-    def _join(
-        self, groups: list[list[int]], members: list[int], name: str, tuning: str
-    ) -> Joined | None:
-        """Connect this rank with its group. Return None where ``members`` is empty."""
-        from pycoll.bootstrap import Parent, can_share, join_group, join_part, sit_out
-
-        if can_share(self._identities, groups):
-            shm = next((one for one in self._transports if one.name == "shm"), None)
-            parent = Parent(
-                self.rank,
-                self._identities,
-                shm,
-                lambda numbers: self._all_gather_numbers(numbers, "part", self._quick_algorithm()),
-                self._gather_blobs,
-                self._splits,
-                self._key_of_parts(),
-            )
-            return join_part(parent, groups, members, tuning)
-        # Ranks outside all groups take part in the exchanges of the joining ranks.
-        if not members:
-            sit_out(self._gather_blobs)
-            return None
-        return join_group(
-            self._gather_blobs,
-            members,
-            members.index(self.rank),
-            name,
-            self._config,
-            bring=lambda _: tuning,
-        )
-
-    def _wires(self) -> list[Any]:
-        """Connect all ranks once more, as a split into one group would."""
-        self._splits += 1
-        everyone = list(range(self.size))
-        name = f"{self.name}/{self._splits}.devices"
-        joined = self._join([everyone], everyone, name, self._tuning)
-        if joined is None:
-            return []
-        if joined.post is not None:
-            joined.post.close()
-        return joined.transports
-
-    def _key_of_parts(self) -> bytes:
-        """Return a key that only the ranks of this communicator know, for its parts."""
-        import hmac
-
-        key = b"" if self._successor is None else self._successor.post.key
-        return hmac.digest(key, f"parts of {self.name}".encode(), "sha256")
+            return self._served.dup(self._internals.lifecycle.name_dup())
+        return Communicator(*self._internals.lifecycle.dup())
 
     @immediate
     def shrink(self, timeout_s: float = 30.0) -> Communicator:
         """Return a communicator of the ranks that are left, after a rank was lost or on demand.
 
         ``timeout_s``: the longest wait, in seconds, at most 3600. Ranks that run and do not call
-        ``shrink`` within a third of it are left out.
-
-        Every rank that goes on calls this method, from one thread. A rank in an operation of this
-        communicator raises PeerLostError when another one shrinks it, and then shrinks, too. All
-        ranks that return have the same new communicator, with the old order of ranks; ranks that
-        die meanwhile are dropped. This communicator is closed. If it was the world, the new one is
-        the world. The new ``timeout_s`` and settings are those of this communicator now.
+        ``shrink`` within a third of it are left out. Every rank that goes on calls this method,
+        from one thread. A rank in an operation of this communicator raises PeerLostError when
+        another one shrinks it, and then shrinks, too. All ranks that return have the same new
+        communicator, with the old order of ranks and the settings of now. This communicator is
+        closed; if it was the world, the new one is the world.
 
         More than half of the ranks may go on without the others, or half with the lowest rank among
-        them. Fewer ranks may do so only if all others are gone: their processes have ended, or they
-        have closed the communicator. docs/guides/staying-alive.md has the promises and their
-        limits.
-
-        Raises LeftOutError on a rank without which the others went on, and where too few ranks
-        answered; ClosedError; InvalidArgumentError for a wrong ``timeout_s`` and where this
-        communicator has a successor already; PeerLostError, TimeoutError or TransportError if no
-        attempt to connect succeeded.
-
-        Cost: two round trips of the lowest rank with each other one, one thread while it lasts, and
-        new connections as ``init`` makes them.
+        them; fewer only if all others have ended or closed the communicator. See
+        docs/guides/staying-alive.md. Raises LeftOutError on a rank without which the others went
+        on, and where too few ranks answered; ClosedError; InvalidArgumentError for a wrong
+        ``timeout_s`` and where this communicator has a successor already; PeerLostError,
+        TimeoutError or TransportError if no attempt to connect succeeded. Cost: two round trips of
+        the lowest rank with each other one, one thread, and connections as ``init`` makes them.
 
         >>> with comm.dup() as part:
         ...     part = part.shrink()
@@ -540,28 +803,7 @@ class Communicator(Reducing, Moving, Objects):
         3
         >>> part.close()
         """
-        seconds = check_timeout(timeout_s, "timeout_s")
-        if seconds > _SHRINK_S_MAX:
-            raise InvalidArgumentError(
-                f"timeout_s is {timeout_s!r}: expected at most {_SHRINK_S_MAX:.0f} seconds"
-            )
-        successor = self._successor
-        if successor is None:
-            return self._succeeded_by(self._split(0, 0, self._tuning))
-        if not successor.post.is_open:
-            raise ClosedError(
-                f"{self.name} is closed, or belongs to the process from which this one was forked"
-            )
-        if successor.newest != self._number:
-            raise InvalidArgumentError(
-                f"{self.name} has been shrunk already: shrink the communicator that took its place"
-            )
-        self._native.abort("it called shrink()")
-        config = self._config._replace(timeout_s=self.timeout_s)
-        joined, name = successor.shrink(config, self._origin_name, self._tuning, seconds)
-        made = Communicator(joined, config, name, successor)
-        made._origin_name = self._origin_name
-        return self._succeeded_by(made)
+        return self._succeeded_by(self._internals.lifecycle.shrink(timeout_s))
 
     @immediate_collective
     def grow(
@@ -569,24 +811,19 @@ class Communicator(Reducing, Moving, Objects):
     ) -> Communicator:
         """Let ``count`` new ranks in, and return a communicator of the old and the new ranks.
 
-        All ranks call this method. ``count``: the number of new ranks, equal on all, so that there
+        All ranks call this method. ``count``: the number of new ranks, equal on all; in total there
         are at most 4096. ``invite``: a function that rank 0 calls with a list of ``count`` tickets;
-        it starts the new processes, or passes the tickets to processes that run, and does not wait
-        for them. Each new process calls ``pycoll.init(ticket=...)``, or ``pycoll.init()`` with
-        ``PYCOLL_TICKET`` set. A ticket is secret and serves once; pass it by the environment, a
-        pipe or a private file, never on a command line. ``timeout_s``: the longest wait for the new
-        ranks, in seconds.
+        it starts the new processes, or passes the tickets to running ones, and does not wait. Each
+        new process calls ``pycoll.init(ticket=...)``, or ``pycoll.init()`` with ``PYCOLL_TICKET``
+        set. A ticket is secret and serves once; pass it by the environment, a pipe or a private
+        file, never on a command line. ``timeout_s``: the longest wait for new ranks, in seconds.
 
-        Returns the new communicator. The old ranks keep their numbers, the new ones follow in the
-        order of their tickets. This communicator is closed. If it was the world, the new one is the
-        world.
-
-        Raises InvalidArgumentError for wrong arguments; what ``invite`` raises on rank 0, and
-        PycollError that quotes it on the others; TimeoutError that names the new ranks that did not
-        come, and the other errors of ``init``. After an error this communicator goes on, unless a
-        rank has died.
-
-        Cost: an all_gather of a few hundred bytes, and new connections as ``init`` makes them.
+        The old ranks keep their numbers, the new ones follow in the order of their tickets. This
+        communicator is closed; if it was the world, the new one is the world. Raises
+        InvalidArgumentError for wrong arguments; what ``invite`` raises on rank 0, and PycollError
+        that quotes it on the others; TimeoutError that names the new ranks that did not come, and
+        the other errors of ``init``. After an error this communicator goes on, unless a rank has
+        died. Cost: an all_gather, and new connections as ``init`` makes them.
 
         >>> import threading
         >>> new = []
@@ -600,182 +837,62 @@ class Communicator(Reducing, Moving, Objects):
         >>> new[0].join()
         >>> pycoll.finalize()
         """
-        numbers = [_integer("count", count)]
-        if not callable(invite):
-            raise InvalidArgumentError(
-                f"invite is a {type(invite).__name__}: expected a function of a list of tickets"
-            )
-        numbers.append(int(1e3 * min(check_timeout(timeout_s, "timeout_s"), 1e6)))
-        most = self._ranks_max() - self.size
-        if not 1 <= count <= most:
-            raise InvalidArgumentError(
-                f"count is {count}: expected 1 to {most}, since a communicator has at most "
-                f"{most + self.size} ranks"
-            )
-        rows = self._all_gather_numbers(numbers, "grow", self._quick_algorithm())
-        differing = [rank for rank, row in enumerate(rows) if row[0] != count]
-        if differing:
-            raise InvalidArgumentError(
-                f"count is {count} on rank {self.rank} and {rows[differing[0]][0]} on rank "
-                f"{differing[0]}: expected the same on all ranks"
-            )
-        made = self._grow(count, invite, min(row[1] for row in rows) / 1e3)
-        return self._succeeded_by(made)
-
-    @staticmethod
-    def _ranks_max() -> int:
-        # ``init`` has imported this module; the import of pycoll has not.
-        from pycoll.config import RANKS_MAX
-
-        return RANKS_MAX
-
-    def _grow(
-        self, count: int, invite: Callable[[list[str]], object], seconds: float
-    ) -> Communicator:
-        from pycoll.bootstrap.deadline import Deadline
-        from pycoll.bootstrap.recovery.growing import join_grown, open_place
-
-        config = self._config._replace(timeout_s=self.timeout_s)
-        size = self.size + count
-        with ExitStack() as closing:
-            place, failure, text = None, None, b""
-            if self.rank == 0:
-                try:
-                    place = closing.enter_context(open_place(config))
-                    invite(place.tickets(self.size, count))
-                    text = b"+" + place.meeting.to_bytes()
-                except Exception as error:
-                    failure = error
-                    text = f"-{type(error).__name__}: {error}".encode()
-            told = bytes(self._gather_blobs(text)[0])
-            if failure is not None:
-                raise failure
-            if told[:1] != b"+":
-                reason = told[1:].decode(errors="replace")
-                raise PycollError(f"rank 0 could not invite new ranks: {reason}", rank=0)
-            joined = join_grown(
-                place, told[1:], self.rank, size, config, self._tuning, Deadline(seconds)
-            )
-        return Communicator(joined, config, "world")
-
-    def _succeeded_by(self, made: Communicator | None) -> Communicator:
-        assert made is not None
-        made._replaced = self._replaced
-        if self._replaced is not None:
-            self._replaced(made)
-        self.close()
-        return made
+        return self._succeeded_by(self._internals.lifecycle.grow(count, invite, timeout_s))
 
     def abort(self, reason: str = "", code: int = 1) -> NoReturn:
         """End the job: this process exits with ``code`` now, and every other rank raises an error.
 
-        A rank calls this when it cannot go on while other ranks wait for it; any thread of it may.
-        ``reason``: a text; the errors of the other ranks quote its first 60 characters. ``code``:
-        the exit status, 1 to 255; 0 is refused, since launchers would report success. A number in
-        the first place is the code, as in mpi4py, and a text in the second one is the reason.
+        Any thread may call this when other ranks wait for a rank that cannot go on. ``reason``: a
+        text; the errors of the other ranks quote its first 60 characters. ``code``: the exit
+        status, 1 to 255; 0 is refused, since launchers would report success. A number in the first
+        place is the code, as in mpi4py, and a text in the second one is the reason.
 
-        The other ranks raise PeerLostError, which names this rank and quotes the reason. A rank
-        inside an operation of any communicator of this process raises it within 2 s; another rank
-        raises it in its next operation. They are not killed, so they can save their state.
-        ``pycoll run`` stops the remaining ranks when one rank has failed, and exits with the code
-        of the first; with ``--restarts`` it counts this rank as failed. mpirun and srun treat it as
-        any failed rank.
+        The other ranks raise PeerLostError, which names this rank and quotes the reason: within 2 s
+        in an operation of any communicator of this process, else in their next operation. They are
+        not killed, so they can save their state. Launchers treat this rank as one that failed.
 
         Nothing else of this process runs: no ``finally`` block, no atexit function, no other
-        thread. Standard output and error are flushed. Ranks that are threads of this process all
-        end.
-
-        Raises InvalidArgumentError for a wrong code or reason, and ClosedError in a forked child.
+        thread. Standard output and error are flushed. All ranks of this process end. Raises
+        InvalidArgumentError for a wrong code or reason, and ClosedError in a forked child.
         """
-        if not isinstance(reason, str):
-            reason, code = code if isinstance(code, str) else "", reason
-        if isinstance(code, bool) or not isinstance(code, int) or not 1 <= code <= 255:
-            raise InvalidArgumentError(f"code is {code!r}: expected an exit status from 1 to 255")
-        why = f"it called abort({code})" + (f": {reason}"[:62] if reason else "")
-        self._native.abort(why)
-        print(f"pycoll: rank {self.rank} of {self.name} called abort({code}) {reason}".rstrip(),
-              file=sys.stderr)  # fmt: skip
-        mine = [one for one in list(_open) if one is not self]
-        for one in mine:
-            with suppress(PycollError):
-                one._native.abort(why)
-        # close() flushes the notices that travel over sockets.
-        for one in [self, *mine]:
-            one._native.close()
-        for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError, ValueError, AttributeError):
-                stream.flush()
-        os._exit(code)
+        others = [one._native for one in list(_open) if one is not self]
+        self._internals.lifecycle.abort(others, reason, code)
 
     def close(self) -> None:
         """Leave the communicator and free its resources. Peers see an orderly end.
 
-        Later calls raise ClosedError. Host operations that still run fail with ClosedError. The
-        call waits up to 5 s for operations on devices. The program must not launch CUDA graphs that
-        contain operations of this communicator any more. Closing again does nothing.
+        Later calls, and host operations that still run, raise ClosedError. The call waits up to 5 s
+        for operations on devices. The program must not launch CUDA graphs that contain operations
+        of this communicator any more. Closing again does nothing.
         """
         if self._served is not None:
             self._served.close()
-        if self._devices is not None:
-            self._devices.close()
-        self._native.close()
-        self._shared_arrays = None
-        if self._successor is not None and not self._released:
-            self._released = True
-            self._successor.release()
-        if self._devices is not None:
-            self._devices.end()
+        with self._internals.devices.closing():
+            self._native.close()
+            self._shared_arrays = None
+            self._internals.lifecycle.release()
 
-    def _fusion_view(self, nbytes: int, dtype: int) -> _core.BufferView:
-        return self._fusion.view(nbytes, dtype)
+    def _succeeded_by(self, membership: Membership) -> Communicator:
+        """Return the communicator that takes the place of this one, which closes."""
+        made, lifecycle = Communicator(*membership), self._internals.lifecycle
+        made._internals.lifecycle.replaced = lifecycle.replaced
+        if lifecycle.replaced is not None:
+            lifecycle.replaced(made)
+        self.close()
+        return made
 
-    def _choice(self, collective: str, nbytes: int, dtype: str, op: str) -> str:
-        from pycoll.ops import find_reduction
-        from pycoll.schedule.collectives import REDUCING
+    # Native code calls these by name.
 
-        kind = _collective(collective)
-        words = {one.word: one for one in DType}
-        if dtype not in words:
-            raise InvalidArgumentError(
-                f"dtype is {dtype!r}{about_dtype(dtype)}; there are {', '.join(words)}"
-            )
-        reduction = find_reduction(op, words[dtype], collective) if kind in REDUCING else None
-        bucket = (_whole("nbytes", nbytes) - 1).bit_length() if nbytes else -1
-        return self._plans.algorithm_name(
-            kind,
-            words[dtype],
-            reduction,
-            0,
-            0 if bucket < 0 else 1 << bucket,
-            None,
-            self._deterministic,
-        )
+    def _complete(self, error: PycollError, name: str) -> None:
+        self._internals.runner.complete_error(error, name)
+
+    def _message(self, message: MessageKey, nbytes: int, arrays_key: int) -> _core.Request:
+        return self._internals.compiler.compile_message(message, nbytes, arrays_key)
+
+    def _resume(self, name: str, told: list[bytes], words: dict[str, Any]) -> Any:
+        """Run a call whose first exchanges native code has made, with these outputs."""
+        definition = getattr(type(self), name).definition
+        return self._internals.exchanges.resume(told, lambda: definition(self, **words))
 
 
 refuse_foreign_calls(Communicator)
-
-
-def _collective(name: Any) -> Collective:
-    words = {one.name.lower(): one for one in Collective}
-    if name not in words:
-        raise InvalidArgumentError(
-            f"collective is {name!r}{about_call(str(name))}; there are {', '.join(words)}"
-        )
-    return words[name]
-
-
-def _integer(name: str, value: Any) -> int:
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise InvalidArgumentError(f"{name} is {value!r}: expected a whole number") from None
-    if number not in _INT64:
-        raise InvalidArgumentError(f"{name} is {number}: expected -2**63 to 2**63-1")
-    return number
-
-
-def _whole(name: str, value: Any) -> int:
-    number = _integer(name, value)
-    if number < 0:
-        raise InvalidArgumentError(f"{name} is {number}: expected at least 0")
-    return number

@@ -21,6 +21,6 @@ def can_balance() -> bool:
             "CPU balancing is off, since its self-test fails: this process may not set the "
             "affinity of its threads. Only the scheduler moves the ranks that share cores",
             RuntimeWarning,
-            stacklevel=4,
+            stacklevel=6,
         )
     return works

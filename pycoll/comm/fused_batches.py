@@ -13,36 +13,65 @@ of any length, in place.
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
 from pycoll import _core
 from pycoll.arrays.device_view import DeviceView, Where
-from pycoll.comm.codecs import Coding
-from pycoll.comm.coded_ends import CodedEnds, behind, coded_ends
-from pycoll.comm.operations import Core, Ends, ends_of, finisher, nothing
+from pycoll.arrays.registry import aligned_memory
+from pycoll.comm.codecs import CodedEnds, Coding, behind, coded_ends
+from pycoll.comm.operations import CallOptions, CallRunner, Ends, ends_of, finisher, nothing
 from pycoll.device.coded_calls import start_coded_list
 from pycoll.errors import InvalidArgumentError
 from pycoll.schedule.collectives import Collective
 from pycoll.types import ITEM_BYTES
 
 if TYPE_CHECKING:
-    from pycoll.comm.plans import Prepared
+    from pycoll.comm.plans import CompiledCall
     from pycoll.comm.work import Work
 
 _T = TypeVar("_T")
+Memory: TypeAlias = "np.ndarray[Any, np.dtype[np.uint8]]"
 
 #: A view of fused memory needs only the size of an element, so any type of that size serves.
 _BY_ITEM = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}
 
 
+class FusedMemory:
+    """Memory of messages that have ended, kept for the next ones of a communicator.
+
+    The pages of new memory cost as much as the copies into it. The memory of a message that fails
+    is not kept. Threads: any.
+    """
+
+    _KEPT_MAX = 2
+
+    def __init__(self) -> None:
+        self._kept: list[Memory] = []
+        self._lock = threading.Lock()
+
+    def take(self, nbytes: int) -> Memory:
+        """Return memory of ``nbytes`` bytes or more, up to twice as much."""
+        with self._lock:
+            for place, memory in enumerate(self._kept):
+                if nbytes <= memory.nbytes <= 2 * nbytes:
+                    return self._kept.pop(place)
+        return aligned_memory(nbytes)
+
+    def give(self, memory: Memory) -> None:
+        """Keep memory that nothing reads or writes any more, in place of the oldest."""
+        with self._lock:
+            self._kept = [*self._kept, memory][-self._KEPT_MAX :]
+
+
 class FusedMessage(NamedTuple):
-    """Arrays that travel together, and their prepared operation."""
+    """Arrays that travel together, and their compiled operation."""
 
     members: list[Ends]
-    prepared: Prepared
+    compiled: CompiledCall
     wheres: list[Where]
     #: Of each member, what codecs left out; empty without feedback.
     residuals: Sequence[_core.BufferView] = ()
@@ -53,7 +82,7 @@ class FusedMessage(NamedTuple):
         Without that, a rank whose list is shorter could leave before another rank begins its last
         message.
         """
-        return self._replace(prepared=self.prepared._replace(key=self.prepared.key ^ key))
+        return self._replace(compiled=self.compiled._replace(key=self.compiled.key ^ key))
 
     def with_codec(
         self, memories: Sequence[tuple[Any, int]]
@@ -62,7 +91,7 @@ class FusedMessage(NamedTuple):
 
         ``memories``: of each array the Feedback, or None for all, and its number there.
         """
-        divisor = self.prepared.divisor
+        divisor = self.compiled.divisor
         ends = [
             coded_ends(one.source, one.target, divisor, *memory)
             for one, memory in zip(self.members, memories, strict=True)
@@ -74,7 +103,7 @@ class FusedMessage(NamedTuple):
         residuals = [coded.residual for coded in ends if coded.residual is not None]
         return self._replace(members=members, residuals=residuals), ends
 
-    def start(self, communicator: Core, finish: Callable[[], Any], async_op: bool) -> Work:
+    def start(self, runner: CallRunner, finish: Callable[[], Any], async_op: bool) -> Work:
         """Start the operation. ``wait()`` of the Work unpacks the results and returns ``finish()``.
 
         On a device an operation without ``async_op`` runs in the stream of the array; with
@@ -82,15 +111,15 @@ class FusedMessage(NamedTuple):
         """
         first = self.members[0]
         if isinstance(first.source, DeviceView):
-            return self._launch(communicator, finish, async_op)
+            return self._launch(runner, finish, async_op)
         if len(self.members) == 1:
             source, target, then = first.source, first.target, finish
             residual = self.residuals[0] if self.residuals else None
         else:
             nbytes = sum(one.source.nbytes for one in self.members)
-            spare = communicator._fused_memory
+            spare = runner.fused_memory
             memory = spare.take(nbytes)
-            source = target = fused_view(memory[:nbytes], self.prepared.dtype)
+            source = target = fused_view(memory[:nbytes], self.compiled.dtype)
             _core.pack([one.source for one in self.members], source)
             residual = packed_residual(self.residuals, nbytes)
 
@@ -101,8 +130,8 @@ class FusedMessage(NamedTuple):
                     _core.unpack(residual, self.residuals)
                 return finish()
 
-        work: Work = communicator._start(
-            self.prepared,
+        work: Work = runner.start(
+            self.compiled,
             source,
             target,
             [source.count],
@@ -113,7 +142,7 @@ class FusedMessage(NamedTuple):
         )
         return work
 
-    def _launch(self, communicator: Core, finish: Callable[[], Any], async_op: bool) -> Work:
+    def _launch(self, runner: CallRunner, finish: Callable[[], Any], async_op: bool) -> Work:
         """Launch the operation on a device. The kernel reads each array in place; no copy."""
         from pycoll.device.device_operations import OnDevice
 
@@ -121,9 +150,9 @@ class FusedMessage(NamedTuple):
             OnDevice(one.source, one.target, where)
             for one, where in zip(self.members, self.wheres, strict=True)
         ]
-        lanes = communicator._plans.lanes(self.prepared.plan)
-        devices = communicator._on_devices()
-        made = devices.run_list(self.prepared, members, lanes, async_op, finish)
+        lanes = runner.compiler.plans.lanes(self.compiled.plan)
+        devices = runner.devices.open()
+        made = devices.run_list(self.compiled, members, lanes, async_op, finish)
         work: Work = made if async_op else _core.open_work()
         if not async_op:
             _core.fill_work(work, made)
@@ -212,18 +241,15 @@ def launches_of(members: list[_T]) -> list[list[_T]]:
 
 
 def start_list(
-    communicator: Core,
+    runner: CallRunner,
     arrays: Sequence[Any],
     op: Any,
-    out: Any,
-    algorithm: str | None,
-    deterministic: bool | None,
-    stream: Any = None,
-    async_op: bool = True,
+    options: CallOptions,
     coding: Coding | None = None,
     feedback: Any = None,
 ) -> Work:
     """Start all messages of a list. The Work's result is ``out``, or a list of results."""
+    out, algorithm, async_op, deterministic, stream = options
     members = members_of(arrays, out)
 
     def results() -> Any:
@@ -233,7 +259,7 @@ def start_list(
     lengths = [(one.ends.source.dtype, one.ends.source.nbytes) for one in members]
     if coding is not None and any(isinstance(one.ends.source, DeviceView) for one in members):
         words = (op, algorithm, deterministic, coding)
-        return start_coded_list(communicator, members, words, stream, results, async_op, feedback)
+        return start_coded_list(runner, members, words, stream, results, async_op, feedback)
     shared = _arrays_per_message(members, lengths)
     messages = []
     call = _core.CallArrays()
@@ -242,20 +268,20 @@ def start_list(
     for numbers in shared:
         dtype = lengths[numbers[0]][0]
         nbytes = sum(lengths[number][1] for number in numbers)
-        prepared = communicator._prepare(
+        compiled = runner.compiler.compile(
             Collective.ALL_REDUCE, dtype, op, 0, nbytes, algorithm, deterministic, coding=coding
         )
-        key = communicator._plans.message_key(prepared, algorithm, deterministic)
+        key = runner.compiler.plans.message_key(compiled, algorithm, deterministic)
         for number in numbers:
-            prepared.check_shape(members[number].ends.source.shape)
-            if not prepared.by_python and not isinstance(members[number].ends.source, DeviceView):
+            compiled.check_shape(members[number].ends.source.shape)
+            if not compiled.by_python and not isinstance(members[number].ends.source, DeviceView):
                 keys[number] = key
-        prepared = prepared.of_arrays(
+        compiled = compiled.of_arrays(
             ((lengths[number][1], members[number].ends.source.shape) for number in numbers), call
         )
         mine = [members[number] for number in numbers]
         wheres = [Where(one.ends.framework, one.x, stream) for one in mine]
-        messages.append(FusedMessage([one.ends for one in mine], prepared, wheres))
+        messages.append(FusedMessage([one.ends for one in mine], compiled, wheres))
     if not messages:
         work = _core.open_work()
         _core.fill_work(work, results())
@@ -263,17 +289,17 @@ def start_list(
     if coding is not None:
         messages, results = _with_codec(messages, feedback, shared, results)
     for one in members:
-        call.add(one.ends.source.dtype, messages[0].prepared.op, one.ends.source.shape)
+        call.add(one.ends.source.dtype, messages[0].compiled.op, one.ends.source.shape)
     if len(messages) > 1:
         messages = [message.in_list(call.key) for message in messages]
     if len(keys) == len(members) and not async_op:
         for number, member in enumerate(members):
-            communicator._offer_member(member.ends, keys[number])
-    return _start_all(communicator, messages, results, async_op, feedback)
+            runner.offer_member(member.ends, keys[number])
+    return _start_all(runner, messages, results, async_op, feedback)
 
 
 def _start_all(
-    communicator: Core,
+    runner: CallRunner,
     messages: list[FusedMessage],
     results: Callable[[], Any],
     async_op: bool,
@@ -289,13 +315,13 @@ def _start_all(
                 work.wait()
             return finish()
 
-        with one_call(communicator, len(messages) > 1):
-            earlier.extend(one.start(communicator, nothing, async_op) for one in messages[:-1])
-            return messages[-1].start(communicator, last, async_op)
+        with one_call(runner, len(messages) > 1):
+            earlier.extend(one.start(runner, nothing, async_op) for one in messages[:-1])
+            return messages[-1].start(runner, last, async_op)
 
     if feedback is None or not async_op:
         return start(results)
-    begun: Work = feedback.serve(communicator._native.failure, results, start)
+    begun: Work = feedback.serve(runner.engine.failure, results, start)
     return begun
 
 
@@ -322,13 +348,13 @@ def _with_codec(
 
 
 @contextlib.contextmanager
-def one_call(communicator: Core, several: bool = True) -> Iterator[None]:
+def one_call(runner: CallRunner, several: bool = True) -> Iterator[None]:
     """Make the collectives that begin inside the block parts of one call.
 
     A rank that refuses one of them takes no part in the later ones, and the other ranks end those
     too.
     """
-    native = communicator._native
+    native = runner.engine
     if several:
         native.begin_call()
     try:

@@ -15,21 +15,26 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
 from pycoll import _core
 from pycoll.arrays.device_view import DeviceView, Where
-from pycoll.arrays.registry import empty, input_of
-from pycoll.comm.codecs import Coding, coding_of, runs_itself
-from pycoll.comm.coded_ends import behind
+from pycoll.arrays.registry import input_of
+from pycoll.comm.codecs import Coding, behind, coding_of, runs_itself
 from pycoll.comm.fused_batches import FusedMessage, Member, fused_view, members_of
-from pycoll.comm.operations import Ends, asks_for_servers, ends_of, nothing
+from pycoll.comm.operations import (
+    CallRunner,
+    Ends,
+    Internals,
+    asks_for_servers,
+    ends_of,
+    nothing,
+)
 from pycoll.comm.work import Work
 from pycoll.errors import InvalidArgumentError, PycollError
 from pycoll.schedule.collectives import Collective
 
 if TYPE_CHECKING:
-    from pycoll.comm.plans import MessageKey, Prepared
+    from pycoll.comm.plans import CompiledCall, MessageKey
+    from pycoll.comm.point_to_point import PointToPoint
 
 _Finish = Callable[[], Any]
 _MESSAGES = {"send": "isend", "isend": "isend", "recv": "irecv", "irecv": "irecv"}
@@ -121,6 +126,10 @@ class Group(_core.Group):
     other calls.
     """
 
+    #: Run the calls that this class keeps; set with the first one.
+    _runner: CallRunner
+    _sender: PointToPoint
+
     #: Calls of send, isend, recv and irecv; None until Python adds the first call.
     _messages: list[tuple[str, tuple[Any, ...], dict[str, Any], Work]] | None = None
     _works: list[Work]
@@ -128,13 +137,19 @@ class Group(_core.Group):
     _launches: dict[MessageKey, _Launch]
     _coded: dict[_CodedKey, _CodedFusion]
 
-    def add(self, name: str, args: tuple[Any, ...], words: dict[str, Any]) -> Work:
-        """Add a call. The Work holds its result after the end of the group."""
+    def add(
+        self, internals: Internals, name: str, args: tuple[Any, ...], words: dict[str, Any]
+    ) -> Work:
+        """Add a call of the communicator with these internals.
+
+        The Work holds its result after the end of the group.
+        """
         if name == "irecv_any":
             raise InvalidArgumentError("irecv_any within a group: there a recv names its source")
         if self._messages is None:
             self._messages, self._works, self._open, self._launches = [], [], {}, {}
             self._coded = {}
+            self._runner, self._sender = internals.runner, internals.messages
             self.add_other(None)  # makes native code call run() at the end
         words = {word: value for word, value in words.items() if word != "async_op"}
         if name == "all_reduce":
@@ -192,7 +207,7 @@ class Group(_core.Group):
         if not is_list:
             return add(members[0], op, algorithm, deterministic)
         for one in members:  # check all arrays before the first one is added
-            self._prepare_call(one, op, algorithm, deterministic)
+            self._compile_call(one, op, algorithm, deterministic)
         works = [add(one, op, algorithm, deterministic) for one in members]
         self._works += works
         work = _core.open_work()
@@ -203,14 +218,14 @@ class Group(_core.Group):
         self, member: Member, op: Any, algorithm: str | None, deterministic: bool | None
     ) -> Work:
         ends, finish = member.ends, member.finisher()
-        prepared = self._prepare_call(member, op, algorithm, deterministic)
+        compiled = self._compile_call(member, op, algorithm, deterministic)
         nbytes = ends.source.nbytes
         work = _core.open_work(finish, member)
-        key = self.communicator._plans.message_key(prepared, algorithm, deterministic)
-        _core.note_array(self, ends.source.dtype, prepared.op, ends.source.shape)
-        if not prepared.by_python:
+        key = self._runner.compiler.plans.message_key(compiled, algorithm, deterministic)
+        _core.note_array(self, ends.source.dtype, compiled.op, ends.source.shape)
+        if not compiled.by_python:
             _core.fuse(self, work, key, ends.source, ends.target)
-            self.communicator._offer_member(ends, key)
+            self._runner.offer_member(ends, key)
             return work
         one = _UserReduction(key, ends, work, finish)
         fusion = self._open.get(key)
@@ -238,8 +253,8 @@ class Group(_core.Group):
     def _add_coded(self, member: Member, key: _CodedKey, feedback: Any) -> Work:
         source = member.ends.source
         key = key._replace(dtype=source.dtype)
-        prepared = self._coded_call(key, source.nbytes)
-        _core.note_array(self, source.dtype, prepared.op, source.shape)
+        compiled = self._coded_call(key, source.nbytes)
+        _core.note_array(self, source.dtype, compiled.op, source.shape)
         fusion = self._coded.get(key)
         if (
             fusion is None
@@ -254,8 +269,8 @@ class Group(_core.Group):
         fusion.append(_Coded(member, feedback, work))
         return work
 
-    def _coded_call(self, key: _CodedKey, nbytes: int) -> Prepared:
-        prepared: Prepared = self.communicator._prepare(
+    def _coded_call(self, key: _CodedKey, nbytes: int) -> CompiledCall:
+        compiled = self._runner.compiler.compile(
             Collective.ALL_REDUCE,
             key.dtype,
             key.op,
@@ -265,7 +280,7 @@ class Group(_core.Group):
             key.deterministic,
             coding=key.coding,
         )
-        return prepared
+        return compiled
 
     def _add_on_device(
         self,
@@ -275,8 +290,8 @@ class Group(_core.Group):
         deterministic: bool | None,
         stream: Any,
     ) -> Work:
-        prepared = self._prepare_call(member, op, algorithm, deterministic)
-        key = self.communicator._plans.message_key(prepared, algorithm, deterministic)
+        compiled = self._compile_call(member, op, algorithm, deterministic)
+        key = self._runner.compiler.plans.message_key(compiled, algorithm, deterministic)
         launch = self._launches.get(key)
         if launch is None or len(launch) == _core.DEVICE_PARTS_MAX:
             launch = self._launches[key] = _Launch(key)
@@ -285,26 +300,26 @@ class Group(_core.Group):
         launch.append(_OnDevice(member, Where(member.ends.framework, member.x, stream), work))
         return work
 
-    def _prepare_call(
+    def _compile_call(
         self, member: Member, op: Any, algorithm: str | None, deterministic: bool | None
-    ) -> Prepared:
-        """Prepare the call now, so that it raises for wrong arguments, not the end of the block."""
+    ) -> CompiledCall:
+        """Compile the call now, so that it raises for wrong arguments, not the end of the block."""
         source = member.ends.source
-        prepared: Prepared = self.communicator._prepare(
+        compiled = self._runner.compiler.compile(
             Collective.ALL_REDUCE, source.dtype, op, 0, source.nbytes, algorithm, deterministic
         )
-        prepared.check_shape(source.shape)
-        return prepared
+        compiled.check_shape(source.shape)
+        return compiled
 
     def run(self) -> None:
         """Run all operations at the end of the block, and raise the first error."""
-        communicator = self.communicator
-        calls = communicator._native.calls()
+        communicator, runner = self.communicator, self._runner
+        calls = runner.engine.calls()
         try:
             pending = self._post_messages()
         except Exception as error:
             if any(entry is not None for entry in self.entries()):
-                communicator._handle_failure(error, "group", calls)
+                runner.handle_failure(error, "group", calls)
             raise
         for entry in self.entries():
             if isinstance(entry, int):
@@ -332,22 +347,22 @@ class Group(_core.Group):
         Return the Work of the group and the started Work of each message on the host. The Works of
         messages on devices are complete, since the host does not wait for a device.
         """
-        communicator = self.communicator
+        sender = self._sender
         started, on_device = [], []
         for name, args, words, work in self._messages or ():
             sends = name == "isend"
             try:
-                look = communicator._look_send if sends else communicator._look_recv
-                message = look(*args, **words)
+                read = sender.read_send if sends else sender.read_recv
+                message = read(*args, **words)
                 if isinstance(message.view, DeviceView):
                     on_device.append((work, message))
                 else:
-                    started.append((work, communicator._post(message, True)))
+                    started.append((work, sender.post(message, True)))
             except PycollError as error:
-                communicator._complete(error, name)
+                self._runner.complete_error(error, name)
                 raise
         if on_device:
-            communicator._exchange([message for _, message in on_device], False)
+            sender.exchange_on_devices([message for _, message in on_device], False)
         for work, message in on_device:
             _core.fill_work(work, message.result)
         return started
@@ -365,47 +380,49 @@ class Group(_core.Group):
         self._messages = None
 
     def _run_user_fusion(self, fusion: _UserFusion) -> None:
-        communicator, first = self.communicator, fusion[0]
+        runner, first = self._runner, fusion[0]
         if len(fusion) == 1:
             source, target = first.ends.source, first.ends.target
         else:
-            source = target = communicator._fusion_view(fusion.nbytes, first.ends.source.dtype)
+            memory = runner.fused_memory.take(fusion.nbytes)
+            source = target = fused_view(memory[: fusion.nbytes], first.ends.source.dtype)
             _core.pack([one.ends.source for one in fusion], source)
         dtype, op, algorithm, deterministic, _ = first.key
-        prepared = communicator._prepare(
+        compiled = runner.compiler.compile(
             Collective.ALL_REDUCE, dtype, op, 0, source.nbytes, algorithm, deterministic
         )
-        prepared = prepared.of_arrays(
+        compiled = compiled.of_arrays(
             ((one.ends.source.nbytes, one.ends.source.shape) for one in fusion),
             _core.arrays_of(self),
         )
-        communicator._start(prepared, source, target, [source.count], False, nothing)
+        runner.start(compiled, source, target, [source.count], False, nothing)
         if len(fusion) > 1:
             _core.unpack(target, [one.ends.target for one in fusion])
+            runner.fused_memory.give(memory)
         for one in fusion:
             _core.fill_work(one.work, one.finish())
 
     def _run_coded(self, fusion: _CodedFusion) -> None:
-        communicator = self.communicator
-        calls = communicator._native.calls()
+        runner = self._runner
+        calls = runner.engine.calls()
         ends = [one.member.ends for one in fusion]
         try:
-            prepared = self._coded_call(fusion.key, fusion.nbytes).of_arrays(
+            compiled = self._coded_call(fusion.key, fusion.nbytes).of_arrays(
                 ((one.source.nbytes, one.source.shape) for one in ends), _core.arrays_of(self)
             )
             wheres = [Where(one.member.ends.framework, one.member.x, None) for one in fusion]
             for one in fusion:
                 if one.feedback is not None:
                     one.feedback.check_free()
-            message, coded = FusedMessage(ends, prepared, wheres).with_codec(
+            message, coded = FusedMessage(ends, compiled, wheres).with_codec(
                 [(one.feedback, 0) for one in fusion]
             )
             for one in fusion:
                 if one.feedback is not None:
                     one.feedback.ended()
-            message.start(communicator, behind(coded, nothing), False).wait()
+            message.start(runner, behind(coded, nothing), False).wait()
         except Exception as error:
-            communicator._handle_failure(error, "all_reduce", calls)
+            runner.handle_failure(error, "all_reduce", calls)
             raise
         for one in fusion:
             _core.fill_work(one.work, one.member.finisher()())
@@ -413,32 +430,19 @@ class Group(_core.Group):
     def _run_launch(self, launch: _Launch) -> None:
         from pycoll.device.device_operations import OnDevice
 
-        communicator = self.communicator
+        runner = self._runner
         dtype, op, algorithm, deterministic, _ = launch.key
         nbytes = sum(one.member.ends.source.nbytes for one in launch)
-        prepared = communicator._prepare(
+        compiled = runner.compiler.compile(
             Collective.ALL_REDUCE, dtype, op, 0, nbytes, algorithm, deterministic
         )
-        prepared = prepared.of_arrays(
+        compiled = compiled.of_arrays(
             (one.member.ends.source.nbytes, one.member.ends.source.shape) for one in launch
         )
         members = [
             OnDevice(one.member.ends.source, one.member.ends.target, one.where) for one in launch
         ]
-        lanes = communicator._plans.lanes(prepared.plan)
-        communicator._on_devices().run_list(prepared, members, lanes, False, nothing)
+        lanes = runner.compiler.plans.lanes(compiled.plan)
+        runner.devices.open().run_list(compiled, members, lanes, False, nothing)
         for one in launch:
             _core.fill_work(one.work, one.member.finisher()())
-
-
-class FusionBuffer:
-    """Memory for fused messages. It grows and stays, because its pages are mapped already."""
-
-    def __init__(self) -> None:
-        self._memory = np.empty(0, np.uint8)
-
-    def view(self, nbytes: int, dtype: int) -> _core.BufferView:
-        """Return the first ``nbytes`` bytes as elements of the type."""
-        if self._memory.nbytes < nbytes:
-            self._memory = empty(1 << (nbytes - 1).bit_length(), np.uint8)
-        return fused_view(self._memory[:nbytes], dtype)

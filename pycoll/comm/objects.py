@@ -7,12 +7,12 @@ from itertools import accumulate, islice
 from typing import Any, TypeVar, cast
 
 from pycoll import _core
-from pycoll.comm.operations import immediate, immediate_collective, nothing, salt
+from pycoll.comm.operations import CallRunner, nothing, salt
 from pycoll.comm.pickled import Part, Parts, dump, dump_refusal, lengths_of, load, memory_for
-from pycoll.comm.point_to_point import TAG_MAX, Messages, check_tag
+from pycoll.comm.point_to_point import TAG_MAX, PointToPoint, check_tag
 from pycoll.errors import InvalidArgumentError
 from pycoll.schedule.collectives import Collective
-from pycoll.types import DType
+from pycoll.types import DType, check_rank
 
 _T = TypeVar("_T")
 
@@ -24,125 +24,60 @@ _FIRST_NUMBERS = 7
 _OBJECTS = salt("objects")
 
 
-class Objects(Messages):
-    """The operations on Python objects; one of the base classes of Communicator.
+class ObjectExchange:
+    """Moves Python objects between ranks; the methods have the promises of the communicator's.
 
-    Objects travel as pickles of protocol 5. NumPy arrays and other buffers of 64 KiB and more are
-    not part of the pickle: the sender sends them in place, and the new object keeps the memory that
-    the receiver received into. Lengths have 64 bits.
-
-    **Unpickling runs code that the sender chooses.** The ranks of a job trust each other, because
-    each has proved that it holds the secret of the job. Never send objects that came from elsewhere
-    in this way.
-
-    Errors: where one rank cannot pickle its object, all ranks raise InvalidArgumentError and the
-    communicator stays usable. Where a rank cannot unpickle an object, only that rank raises the
-    error. Inside a ``group()`` these calls raise InvalidArgumentError. Otherwise they raise the
-    errors of collectives and messages, see Communicator.
+    Objects travel as pickles of protocol 5. Buffers of 64 KiB and more are not part of the pickle:
+    the sender sends them in place, and the new object keeps the memory that the receiver received
+    into. Lengths have 64 bits.
     """
 
-    @immediate_collective
-    def broadcast_object(self, obj: _T = None, root: int = 0) -> _T:  # type: ignore[assignment]
-        """Copy the root's object to every rank.
+    def __init__(self, runner: CallRunner, messages: PointToPoint) -> None:
+        self._runner = runner
+        self._messages = messages
+        self._engine = runner.engine
+        self._exchanges = runner.exchanges
+        self._rank = runner.rank
+        self._size = runner.size
 
-        ``obj``: on the root any object that pickle can serialise; on other ranks it is not used.
-        ``root``: the sending rank, from 0 to size - 1, the same on all ranks.
+    def broadcast(self, obj: _T, root: int) -> _T:
+        """Run ``Communicator.broadcast_object``."""
+        root = check_rank(root, "root", self._size)
+        mine = _pickled_of(obj) if self._rank == root else None
+        parts = self.broadcast_parts(mine, root)
+        return obj if self._rank == root else cast(_T, load(parts))
 
-        Returns ``obj`` itself on the root, and a copy on the other ranks. Unpickling runs code that
-        the root chooses.
+    def all_gather(self, obj: _T) -> list[_T]:
+        """Run ``Communicator.all_gather_object``."""
+        found = self.all_gather_parts(_pickled_of(obj))
+        return [obj if rank == self._rank else load(one) for rank, one in enumerate(found)]
 
-        Raises InvalidArgumentError on all ranks where the object cannot be pickled, and the errors
-        of all operations, see Communicator.
-
-        Cost: two broadcasts, and one more for each buffer of 64 KiB and more.
-
-        >>> comm.broadcast_object({"lr": 0.1} if comm.rank == 0 else None)
-        {'lr': 0.1}
-        """
-        root = self._check_rank(root, "root")
-        mine = self._pickled_of(obj) if self.rank == root else None
-        parts = self._broadcast_parts(mine, root)
-        return obj if self.rank == root else load(parts)
-
-    @immediate_collective
-    def all_gather_object(self, obj: _T) -> list[_T]:
-        """Collect the objects of all ranks on every rank.
-
-        ``obj``: any object that pickle can serialise.
-
-        Returns a list in rank order. This rank's element is ``obj`` itself, the others are copies.
-        Unpickling runs code that the other ranks choose.
-
-        Raises InvalidArgumentError on all ranks where an object cannot be pickled, and the errors
-        of all operations, see Communicator.
-
-        Cost: two all_gathers. With buffers of 64 KiB and more, one all_gather of their lengths and
-        one for each buffer of the rank that has most of them.
-
-        >>> comm.all_gather_object("r" * comm.rank)  # on 3 ranks
-        ['', 'r', 'rr']
-        """
-        found = self._all_gather_parts(self._pickled_of(obj))
-        return [obj if rank == self.rank else load(one) for rank, one in enumerate(found)]
-
-    @immediate_collective
-    def gather_object(self, obj: _T, root: int = 0) -> list[_T] | None:
-        """Collect the objects of all ranks on ``root``.
-
-        ``obj``: any object that pickle can serialise. ``root``: the receiving rank, from 0 to
-        size - 1, the same on all ranks.
-
-        Returns on the root a list in rank order; its own element is ``obj`` itself. Returns None on
-        the other ranks. Unpickling on the root runs code that the other ranks choose.
-
-        Raises InvalidArgumentError on all ranks where an object cannot be pickled, and the errors
-        of all operations, see Communicator.
-
-        Cost: an all_gather of a few numbers, and the messages of each rank to the root.
-
-        >>> comm.gather_object(comm.rank ** 2)  # on 3 ranks
-        [0, 1, 4]
-        """
-        root = self._check_rank(root, "root")
-        mine = self._pickled_of(obj)
+    def gather(self, obj: _T, root: int) -> list[_T] | None:
+        """Run ``Communicator.gather_object``."""
+        root = check_rank(root, "root", self._size)
+        mine = _pickled_of(obj)
         lengths = self._gather_lengths(mine)
-        if self.rank != root:
+        if self._rank != root:
             self._send_parts(_parts_of(mine), root, _TAG_GATHER)
             return None
-        others = [rank for rank in range(self.size) if rank != root]
+        others = [rank for rank in range(self._size) if rank != root]
         posted = {rank: self._start_recv(lengths[rank], rank, _TAG_GATHER) for rank in others}
         for rank in others:
             for work in posted[rank][1]:
                 work.wait()
-        return [obj if rank == root else load(posted[rank][0]) for rank in range(self.size)]
+        return [obj if rank == root else load(posted[rank][0]) for rank in range(self._size)]
 
-    @immediate_collective
-    def scatter_object(self, objs: Sequence[_T] | None = None, root: int = 0) -> _T:
-        """Send element r of the root's ``objs`` to rank r.
-
-        ``objs``: on the root a sequence of one object per rank; on other ranks it is not used.
-        ``root``: the sending rank, from 0 to size - 1, the same on all ranks.
-
-        Returns the element of this rank: on the root the object itself, on the other ranks a copy.
-        Unpickling runs code that the root chooses.
-
-        Raises InvalidArgumentError on all ranks where an object cannot be pickled or ``objs`` has
-        another length, and the errors of all operations, see Communicator.
-
-        Cost: a broadcast of all lengths, and the messages of the root to each rank.
-
-        >>> comm.scatter_object([["a"], ["b"]] if comm.rank == 0 else None)  # on 2 ranks; rank 1
-        ['b']
-        """
-        root = self._check_rank(root, "root")
-        if self.rank != root:
+    def scatter(self, objs: Sequence[_T] | None, root: int) -> _T:
+        """Run ``Communicator.scatter_object``."""
+        root = check_rank(root, "root", self._size)
+        if self._rank != root:
             table = self._broadcast_list(None, root)
-            parts, works = self._start_recv(_row_of(table, self.rank), root, _TAG_SCATTER)
+            parts, works = self._start_recv(_row_of(table, self._rank), root, _TAG_SCATTER)
             for work in works:
                 work.wait()
             return cast(_T, load(parts))
         try:
-            given = _one_for_each(objs, self.size)
+            given = _one_for_each(objs, self._size)
             pickled = [
                 [] if rank == root else dump(one, f"objs[{rank}]") for rank, one in enumerate(given)
             ]
@@ -159,27 +94,9 @@ class Objects(Messages):
             work.wait()
         return given[root]
 
-    @immediate
-    def send_object(self, obj: Any, dest: int, tag: int = 0) -> None:
-        """Send an object to rank ``dest``, which receives it with ``recv_object``.
-
-        ``obj``: any object that pickle can serialise. ``dest``: a rank from 0 to size - 1. ``tag``:
-        from 0 to 2**31-1.
-
-        Returns when the program may change ``obj`` again. Objects of one sender and tag keep their
-        order. Each buffer of 64 KiB and more is a separate message. Therefore no other thread may
-        send to this rank with this tag until the call returns.
-
-        Raises InvalidArgumentError on both ranks where the object cannot be pickled, and the errors
-        of send.
-
-        Cost: one message, and one more for each buffer of 64 KiB and more.
-
-        >>> comm.send_object({"step": 3}, dest=comm.rank)
-        >>> comm.recv_object(source=comm.rank)
-        {'step': 3}
-        """
-        dest, tag = self._check_rank(dest, "dest"), check_tag(tag)
+    def send(self, obj: Any, dest: int, tag: int) -> None:
+        """Run ``Communicator.send_object``."""
+        dest, tag = check_rank(dest, "dest", self._size), check_tag(tag)
         try:
             parts = dump(obj)
         except InvalidArgumentError as error:
@@ -187,47 +104,27 @@ class Objects(Messages):
             raise
         self._send_parts(parts, dest, tag)
 
-    @immediate
-    def recv_object(self, source: int, tag: int = 0) -> Any:
-        """Receive an object that rank ``source`` sends with ``send_object``, and return it.
-
-        ``source``: a rank from 0 to size - 1; ``probe`` finds the sender where any rank may send.
-        ``tag``: from 0 to 2**31-1. No other thread may receive from this rank with this tag until
-        the call returns. Unpickling runs code that the sender chooses.
-
-        Raises InvalidArgumentError where the sender cannot pickle its object; MismatchError where
-        the message is not an object, and then the message is lost; and the errors of recv.
-
-        Cost: as send_object.
-
-        >>> comm.send_object({"step": 3}, dest=comm.rank)
-        >>> comm.recv_object(source=comm.rank)
-        {'step': 3}
-        """
-        source, tag = self._check_rank(source, "source"), check_tag(tag)
-        head = memory_for(self._probe(source, tag, None).nbytes, source)
-        self._native.recv(_core.view(head), source, tag)
+    def recv(self, source: int, tag: int) -> Any:
+        """Run ``Communicator.recv_object``."""
+        source, tag = check_rank(source, "source", self._size), check_tag(tag)
+        head = memory_for(self._messages.probe(source, tag).nbytes, source)
+        self._engine.recv(_core.view(head), source, tag)
         buffers, works = self._start_recv(lengths_of(head, source), source, tag)
         for work in works:
             work.wait()
         return load([head, *buffers])
-
-    def _pickled_of(self, obj: Any) -> Parts | InvalidArgumentError:
-        """Return the parts, or the error, which the caller raises once other ranks know it."""
-        try:
-            return dump(obj)
-        except InvalidArgumentError as error:
-            return error
 
     def _gather_lengths(self, mine: Parts | InvalidArgumentError) -> list[list[int]]:
         """Return the bytes of each part of each rank. Raise on all ranks where one has an error."""
         refused = isinstance(mine, InvalidArgumentError)
         lengths = [] if refused else list(map(_nbytes, _parts_of(mine)))
         number = [-1, 0] if refused else [len(lengths), lengths[0]]
-        heads = self._all_gather_numbers(number, "objects", self._quick_algorithm())
+        heads = self._exchanges.all_gather_numbers(
+            number, "objects", self._exchanges.quick_algorithm
+        )
         refusing = [rank for rank, (count, _) in enumerate(heads) if count < 0]
         if refusing:
-            reasons = self._gather_blobs(str(mine).encode() if refused else b"")
+            reasons = self._exchanges.gather_blobs(str(mine).encode() if refused else b"")
             if isinstance(mine, InvalidArgumentError):
                 raise mine
             raise _refusal_of(refusing[0], reasons[refusing[0]])
@@ -238,7 +135,9 @@ class Objects(Messages):
 
         every = array("q", bytes(8 * sum(counts)))
         line = array("q", lengths[1:])
-        self._all_gather_own(DType.INT64, line, every, counts, "objects", self._quick_algorithm())
+        self._exchanges.all_gather_into(
+            DType.INT64, line, every, counts, "objects", self._exchanges.quick_algorithm
+        )
         rest = iter(every.tolist())
         return [[length, *islice(rest, count - 1)] for count, length in heads]
 
@@ -253,7 +152,7 @@ class Objects(Messages):
             given = [] if isinstance(numbers, InvalidArgumentError) else numbers
             shown = [*given[:_FIRST_NUMBERS], *[0] * (_FIRST_NUMBERS - len(given))]
             line = [-len(refusal) if refusal else len(given), *shown]
-        count, *first = self._broadcast_numbers(line, 1 + _FIRST_NUMBERS, root)
+        count, *first = self._exchanges.broadcast_numbers(line, 1 + _FIRST_NUMBERS, root)
         if count < 0:
             text = bytearray(refusal if refusal else -count)
             self._broadcast_bytes(text, root)
@@ -261,11 +160,11 @@ class Objects(Messages):
                 raise _refusal_of(root, text)
         if count <= _FIRST_NUMBERS:
             return first[:count]
-        return self._broadcast_numbers(
+        return self._exchanges.broadcast_numbers(
             None if isinstance(numbers, InvalidArgumentError) else numbers, count, root
         )
 
-    def _broadcast_parts(self, mine: Parts | InvalidArgumentError | None, root: int) -> Parts:
+    def broadcast_parts(self, mine: Parts | InvalidArgumentError | None, root: int) -> Parts:
         """Return the root's parts on all ranks. Only the root's ``mine`` counts."""
         if isinstance(mine, InvalidArgumentError):
             self._broadcast_list(mine, root)
@@ -276,7 +175,7 @@ class Objects(Messages):
             self._broadcast_bytes(part, root)
         return parts
 
-    def _all_gather_parts(self, mine: Parts | InvalidArgumentError) -> list[Parts]:
+    def all_gather_parts(self, mine: Parts | InvalidArgumentError) -> list[Parts]:
         """Return the parts of all ranks. The first all_gather moves all heads, the second the first
         buffer of each rank, and so on."""
         lengths = self._gather_lengths(mine)
@@ -285,8 +184,8 @@ class Objects(Messages):
         for number in range(max(map(len, lengths))):
             part = parts[number] if number < len(parts) else b""
             counts = [one[number] if number < len(one) else 0 for one in lengths]
-            every = memory_for(sum(counts), self.rank)
-            self._all_gather_own(DType.UINT8, part, every, counts, "objects", None)
+            every = memory_for(sum(counts), self._rank)
+            self._exchanges.all_gather_into(DType.UINT8, part, every, counts, "objects", None)
             for rank, (count, end) in enumerate(zip(counts, accumulate(counts), strict=True)):
                 if number < len(lengths[rank]):
                     found[rank].append(_align(every[end - count : end], end - count))
@@ -299,14 +198,14 @@ class Objects(Messages):
         so the root copies read-only memory first.
         """
         view = _core.view(bytearray(line) if memoryview(line).readonly else line)
-        prepared = self._prepare(
+        compiled = self._runner.compiler.compile(
             Collective.BROADCAST, DType.UINT8, None, root, view.nbytes, None, None, (_OBJECTS,)
         )
-        source = view if self.rank == root else None
-        self._start(prepared, source, view, [view.count], False, nothing)
+        source = view if self._rank == root else None
+        self._runner.start(compiled, source, view, [view.count], False, nothing)
 
     def _start_send(self, parts: Parts, dest: int, tag: int) -> list[Any]:
-        return [self._native.send(_core.view(part), dest, tag, True) for part in parts]
+        return [self._engine.send(_core.view(part), dest, tag, True) for part in parts]
 
     def _send_parts(self, parts: Parts, dest: int, tag: int) -> None:
         for work in self._start_send(parts, dest, tag):
@@ -314,7 +213,15 @@ class Objects(Messages):
 
     def _start_recv(self, lengths: list[int], source: int, tag: int) -> tuple[Parts, list[Any]]:
         parts: Parts = [memory_for(length, source) for length in lengths]
-        return parts, [self._native.recv(_core.view(one), source, tag, True) for one in parts]
+        return parts, [self._engine.recv(_core.view(one), source, tag, True) for one in parts]
+
+
+def _pickled_of(obj: Any) -> Parts | InvalidArgumentError:
+    """Return the parts, or the error, which the caller raises once other ranks know it."""
+    try:
+        return dump(obj)
+    except InvalidArgumentError as error:
+        return error
 
 
 def _parts_of(mine: Parts | InvalidArgumentError) -> Parts:

@@ -1,18 +1,16 @@
-"""The common path of all operations of a communicator: preparation, the engine, errors."""
+"""The common path of all operations of a communicator: compilation, the engine, errors."""
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import importlib
-import itertools
-import operator
 import re
 import sys
-import threading
 import zlib
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -20,28 +18,34 @@ from pycoll import _core
 from pycoll.arrays.device_view import DeviceView, Where
 from pycoll.arrays.host_arrays import Framework, Shape
 from pycoll.arrays.registry import framework_of, input_of, output_view
-from pycoll.comm.coded_ends import behind, coded_ends
+from pycoll.comm.codecs import behind, coded_ends
 from pycoll.errors import InvalidArgumentError, MismatchError, PycollError
 from pycoll.ops import Reduction, UserRun, find_reduction
 from pycoll.schedule.collectives import REDUCING, Collective
 from pycoll.types import ITEM_BYTES, MEAN_RANKS_MAX, DType, ReduceOp
 
 if TYPE_CHECKING:
-    from array import array
-
+    from pycoll import signatures
+    from pycoll.bootstrap import Joined
     from pycoll.comm.codecs import Coding
-    from pycoll.comm.fused_memory import FusedMemory
-    from pycoll.comm.plans import MessageKey, Plans, Prepared
-    from pycoll.comm.served import Served
+    from pycoll.comm.data_movement import DataMovement
+    from pycoll.comm.exchanges import Exchanges
+    from pycoll.comm.fused_batches import FusedMemory
+    from pycoll.comm.lifecycle import Lifecycle
+    from pycoll.comm.objects import ObjectExchange
+    from pycoll.comm.plans import CompiledCall, MessageKey, Plans
+    from pycoll.comm.point_to_point import PointToPoint
+    from pycoll.comm.reductions import Reductions
+    from pycoll.config import Config
     from pycoll.device.device_operations import Devices
+    from pycoll.device.device_registry import DeviceRegistry
     from pycoll.schedule.topology import Topology
 
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
-_Self = TypeVar("_Self", bound="Core")
 
-#: Prepared calls that a communicator keeps at most.
-_PREPARED_MAX = 4096
+#: Compiled calls that a communicator keeps at most.
+_COMPILED_MAX = 4096
 #: Operations begin with internal exchanges. An engine's MismatchError may name such an exchange by
 #: a text of this pattern; the note then tells the user which calls make them.
 _EXCHANGES = r"(all_gather|broadcast) of \d+ int64"
@@ -65,34 +69,62 @@ def asks_for_servers(algorithm: object) -> bool:
     return isinstance(algorithm, str) and (algorithm == PS or "servers" in algorithm)
 
 
-def operation(function: Callable[Concatenate[_Self, _Arguments], Any]) -> Any:
-    """Make a public method from ``function``. Groups defer it, and its errors name the operation.
+class Internals(NamedTuple):
+    """The objects to which a communicator delegates its calls.
 
-    The result is a ``_core.Method``; type checkers take its type from ``pycoll.signatures``.
-
-    The function reads and checks the arguments, and tells native code what the call does
-    (``Core._run``, ``Messages._offer``). Native code repeats that for later calls whose arguments
-    look alike; all other calls come here.
+    Each has a state of its own, and none of them knows the communicator.
     """
-    name = function.__name__
-    # A TypeError about arguments names the public class.
-    function.__qualname__ = f"Communicator.{name}"
 
-    collective = name.upper() in Collective.__members__
+    engine: _core.Communicator
+    config: Config
+    joined: Joined
+    compiler: CallCompiler
+    exchanges: Exchanges
+    lifecycle: Lifecycle
+    devices: DeviceSide
+    runner: CallRunner
+    reductions: Reductions
+    movement: DataMovement
+    messages: PointToPoint
+    objects: ObjectExchange
 
-    @functools.wraps(function)
-    def call(self: _Self, *args: _Arguments.args, **words: _Arguments.kwargs) -> Any:
-        calls = self._native.calls() if collective else None
-        try:
-            if self._group is not None:
-                check_fit(function, (self, *args), words)
-                return self._group.add(name, args, words)
-            return function(self, *args, **words)
-        except Exception as error:
-            self._handle_failure(error, name, calls)
-            raise
 
-    return _core.method(call, function)
+def internals_of(communicator: Any) -> Internals:
+    """Return the objects behind a communicator, for other modules of pycoll."""
+    found: Internals = communicator._internals
+    return found
+
+
+def operation(signature: str) -> Callable[[Callable[..., Any]], Any]:
+    """Make a public method. Groups defer its calls, and its errors name the operation.
+
+    ``signature``: the class of ``pycoll.signatures`` by which type checkers know the calls. The
+    method is a ``_core.Method``.
+
+    The definition reads and checks the arguments, and tells native code what the call does
+    (``CallRunner.run``, ``PointToPoint.post``). Native code repeats that for later calls whose
+    arguments look alike; all other calls come here.
+    """
+
+    def decorate(function: Callable[..., Any]) -> Any:
+        name = function.__name__
+        collective = name.upper() in Collective.__members__
+
+        @functools.wraps(function)
+        def call(self: Any, *args: Any, **words: Any) -> Any:
+            calls = self._native.calls() if collective else None
+            try:
+                if self._group is not None:
+                    check_fit(function, (self, *args), words)
+                    return self._group.add(self._internals, name, args, words)
+                return function(self, *args, **words)
+            except Exception as error:
+                self._internals.runner.handle_failure(error, name, calls)
+                raise
+
+        return _core.method(call, function)
+
+    return decorate
 
 
 def immediate(
@@ -100,7 +132,6 @@ def immediate(
 ) -> Callable[_Arguments, _Result]:
     """Make a public method that groups refuse, and whose errors name the operation."""
     name = function.__name__
-    function.__qualname__ = f"Communicator.{name}"
 
     @functools.wraps(function)
     def call(*args: _Arguments.args, **words: _Arguments.kwargs) -> _Result:
@@ -114,16 +145,17 @@ def immediate(
             if self is not None:
                 if isinstance(error, PycollError):
                     error.operation = name  # not the internal exchange that raised it
-                self._handle_failure(error, name, calls, False)
+                self._internals.runner.handle_failure(error, name, calls, False)
             raise
 
     return call
 
 
-def repeatable(call: Callable[_Arguments, Any]) -> Any:
+def repeatable(call: Callable[..., Any]) -> signatures.Sendrecv:
     """Let native code repeat the calls of an immediate method, as those of an ``operation``."""
     method: Any = call
-    return _core.method(method, method.__wrapped__)
+    made: Any = _core.method(method, method.__wrapped__)
+    return made  # type: ignore[no-any-return]
 
 
 def immediate_collective(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
@@ -131,85 +163,57 @@ def immediate_collective(function: Callable[_Arguments, _Result]) -> Callable[_A
     return immediate(function, True)
 
 
-class _Told(threading.local):
-    """The outputs of the exchanges of a call that native code has begun on this thread."""
+class CallOptions(NamedTuple):
+    """The arguments that collectives share; ``Communicator`` describes them."""
 
-    def __init__(self) -> None:
-        self.communicator: Any = None
-        self.outputs: list[bytes] = []
+    out: Any = None
+    algorithm: str | None = None
+    async_op: bool = False
+    deterministic: bool | None = None
+    stream: Any = None
 
 
-class Core(_core.Calls):
-    """State of a communicator and the common path of its operations. See ``Communicator``."""
+class ModelValues(NamedTuple):
+    """The values, equal on all ranks, from which the cost model makes its parameters.
 
-    #: Makes transports of all ranks in addition to the communicator's own; a collective call.
-    _wires: Callable[[], list[Any]]
-    #: The same text on all ranks of a host.
-    _host: str
-    #: The same text on all ranks of this communicator; differs from that of any other.
-    _identity: str
-    _made_plans: Plans | None = None
-    _made_fused: FusedMemory | None = None
-    #: The servers of these ranks, if this is the world of a job that has some.
-    _served: Served | None = None
-    #: The outputs of exchanges that native code has made already, see ``_resume``.
-    _told: _Told = _Told()
-    #: The value of ``_native.calls()`` after the newest internal exchange.
-    _exchanged = -1
+    ``tuning``: the text of a tuning file. ``inside``: the medium between ranks of a host.
+    ``across``: the transport between hosts. ``oversubscription``: ranks per core.
+    """
+
+    tuning: str
+    inside: str
+    across: str
+    oversubscription: float
+
+
+class CallCompiler:
+    """Compiles calls: finds all that the engine needs of a call apart from its arrays.
+
+    Equal calls on all ranks give equal results. It keeps what it has compiled. Threads: any.
+    """
 
     def __init__(
         self,
         rank: int,
-        size: int,
-        transports: list[Any],
         names: list[str],
         topology: Topology,
-        timeout_s: float,
+        values: ModelValues,
         deterministic: bool,
-        inside: str,
-        oversubscription: float,
-        tuning: str,
-        across: str,
-        cores: int,
-        cpu_balancing: bool,
     ) -> None:
-        from pycoll.cost.slot_stores import slot_stores_of
-
-        _finish_imports_at_exit()
-        #: The stores that fill the slots of shared memory, the same on all ranks.
-        self._slot_stores = slot_stores_of(tuning)
-        for transport in transports:
-            if transport.name == "shm":
-                transport.use_stores(self._slot_stores)
-        self.rank = rank
-        self.size = size
+        self.topology = topology
+        self.deterministic = deterministic
+        self._rank = rank
         self._names = names
-        self._topology = topology
-        self._native = _core.Communicator(
-            rank, size, transports, timeout_s, names, cores, cpu_balancing
-        )
-        self._chosen_by = (tuning, inside, across, oversubscription)
-        self._deterministic = deterministic
-        #: Limit in bytes for channels in the memory of this rank's device.
-        self._device_memory_max = 128 << 20
-        self._device_protocol = "auto"
-        self._device_rdma = True
-        self._devices: Devices | None = None
+        self._values = values
+        self._plans: Plans | None = None
+        self._known: dict[tuple[object, ...], CompiledCall] = {}
 
     @property
-    def _plans(self) -> Plans:
-        # cached_property would use __dict__, which native calls avoid: bindings/calls/calls.cpp.
-        if self._made_plans is None:
-            self._made_plans = self._make_plans()
-        return self._made_plans
-
-    @property
-    def _fused_memory(self) -> FusedMemory:
-        if self._made_fused is None:
-            from pycoll.comm.fused_memory import FusedMemory
-
-            self._made_fused = FusedMemory()
-        return self._made_fused
+    def plans(self) -> Plans:
+        """The plans. The first access imports algorithms, proofs and the cost model."""
+        if self._plans is None:
+            self._plans = self._make_plans()
+        return self._plans
 
     def _make_plans(self) -> Plans:
         # Algorithms and proofs are the larger part of the package. They are imported here, so that
@@ -217,51 +221,27 @@ class Core(_core.Calls):
         from pycoll.comm.plans import Plans
         from pycoll.cost.tuning_file import from_text
 
-        tuning, inside, across, oversubscription = self._chosen_by
-        several = len(self._topology.hosts) > 1
+        tuning, inside, across, oversubscription = self._values
+        several = len(self.topology.hosts) > 1
         hosts = {name.rpartition(":")[0] for name in self._names}
         parameters = from_text(tuning).parameters(inside, several, hosts, across)
-        return Plans(self.rank, self._topology, parameters.with_ranks_per_core(oversubscription))
+        return Plans(self._rank, self.topology, parameters.with_ranks_per_core(oversubscription))
 
-    def _handle_failure(
-        self, error: Exception, name: str, calls: int | None, exchanges: bool = True
-    ) -> None:
-        """Handle ``error``, which operation ``name`` raises.
+    def follow(self, topology: Topology) -> None:
+        """Compile for another topology of the same ranks from now on."""
+        self.topology, self._plans, self._known = topology, None, {}
 
-        ``calls``: the value of ``_native.calls()`` at the beginning of the operation; None where no
-        other rank waits. If the engine has begun nothing since, this rank takes no part in a
-        collective in which the others wait, and the engine tells them the reason. With
-        ``exchanges`` the same holds if the engine has run only internal exchanges since.
-        """
-        now = self._native.calls()
-        if calls is not None and (now == calls or (exchanges and now == self._exchanged)):
-            kind = "" if isinstance(error, PycollError) else f"{type(error).__name__}: "
-            self._native.refuse(f"{kind}{error}")
-        if isinstance(error, PycollError):
-            self._complete(error, name)
-
-    def _complete(self, error: PycollError, name: str) -> None:
-        """Add the operation, the host and the note on internal exchanges to an engine's error."""
-        error.operation = error.operation or name
-        if error.host is None and error.rank is not None and 0 <= error.rank < self.size:
-            error.host = self._names[error.rank].rpartition(":")[0]
-        if isinstance(error, MismatchError) and re.search(_EXCHANGES, str(error)):
-            error.args = (f"{error} ({_EXCHANGE_NOTE})",)
-        if isinstance(error, MismatchError) and re.search(_CODED, str(error)):
-            error.args = (f"{error} ({_CODED_NOTE})",)
-
-    def _check_rank(self, value: Any, name: str) -> int:
+    @contextlib.contextmanager
+    def following(self, topology: Topology) -> Iterator[None]:
+        """Compile for another topology inside the block, in which no other thread compiles."""
+        kept = self.topology, self._plans, self._known
+        self.follow(topology)
         try:
-            rank = operator.index(value)
-        except TypeError:
-            raise InvalidArgumentError(f"{name} is {value!r}: expected a rank") from None
-        if not 0 <= rank < self.size:
-            raise InvalidArgumentError(
-                f"{name} is {rank}: expected a rank from 0 to {self.size - 1}"
-            )
-        return rank
+            yield
+        finally:
+            self.topology, self._plans, self._known = kept
 
-    def _prepare(
+    def compile(
         self,
         collective: Collective,
         dtype: int,
@@ -272,78 +252,174 @@ class Core(_core.Calls):
         deterministic: bool | None,
         shape_key: tuple[int, ...] = (),
         coding: Coding | None = None,
-    ) -> Prepared:
+    ) -> CompiledCall:
         """Return the part of a call that does not depend on its arrays.
 
         ``op`` is None where nothing is reduced. ``nbytes`` is rounded up to the next power of two,
-        so similar sizes share an entry. A call with a user's reduction is prepared each time, since
+        so similar sizes share an entry. A call with a user's reduction is compiled each time, since
         the program may register the name again.
         """
         bucket = (nbytes - 1).bit_length() if nbytes > 0 else -1
         word = op.word if isinstance(op, ReduceOp) else op
-        strict = self._deterministic if deterministic is None else bool(deterministic)
+        strict = self.deterministic if deterministic is None else bool(deterministic)
         key = (collective, dtype, word, root, bucket, algorithm, strict, shape_key, coding)
         plain = isinstance(word, str | None) and isinstance(algorithm, str | None)
-        known = self._plans.known.get(key) if plain else None
+        known = self._known.get(key) if plain else None
         if known is not None:
             return known
         reduction: Reduction | None = None
         if op is not None or collective in REDUCING:
             reduction = find_reduction(op, dtype, collective.name.lower())
-            if reduction.code is ReduceOp.AVG and self.size > MEAN_RANKS_MAX:
+            size = self.topology.size
+            if reduction.code is ReduceOp.AVG and size > MEAN_RANKS_MAX:
                 raise InvalidArgumentError(
-                    f"op 'avg' is defined for up to {MEAN_RANKS_MAX} ranks, here are {self.size}: "
+                    f"op 'avg' is defined for up to {MEAN_RANKS_MAX} ranks, here are {size}: "
                     "take 'sum' and divide"
                 )
         message = 0 if bucket < 0 else 1 << bucket
-        found = self._plans.prepare(
+        found = self.plans.compile(
             collective, dtype, reduction, root, message, algorithm, strict, shape_key, coding
         )
         if plain and (coding is not None or not found.by_python):
-            if len(self._plans.known) >= _PREPARED_MAX:
-                self._plans.known.clear()
-            self._plans.known[key] = found
+            if len(self._known) >= _COMPILED_MAX:
+                self._known.clear()
+            self._known[key] = found
         return found
 
-    def _offer_member(self, ends: Ends, message: MessageKey) -> None:
-        """Tell native code of an array that waits for its message; see ``_run``."""
-        _core.offer(self, None, ends.source, ends.target, ends.memory is not None, message)
+    def choice(self, collective: str, nbytes: int, dtype: str, op: str) -> str:
+        """Run ``Communicator.choice``."""
+        from pycoll.comm.plans import choice
 
-    def _message(self, message: MessageKey, nbytes: int, arrays_key: int) -> _core.Request:
-        """Return the request of a message, for native code.
+        return choice(self.plans, self.deterministic, collective, nbytes, dtype, op)
+
+    def explain(
+        self, transports: list[Any], collective: str, nbytes: int, compress: Any, memory: str
+    ) -> str:
+        """Run ``Communicator.explain``."""
+        from pycoll.comm.plans import explain
+        from pycoll.cost.slot_stores import slot_stores_of
+
+        text = explain(self.plans, collective, nbytes, compress, memory)
+        for one in transports if compress is None else ():
+            if one.name == "shm":
+                text += f"\n  slots      filled by {slot_stores_of(self._values.tuning)} stores"
+            if one.name == "verbs":
+                from pycoll.cost.selection import registered_text
+
+                text += f"\n{registered_text(*one.registered())}"
+        return text
+
+    def compile_message(self, message: MessageKey, nbytes: int, arrays_key: int) -> _core.Request:
+        """Return the request of a message of several arrays, for native code.
 
         ``arrays_key`` is a hash of its arrays, as ``_core.arrays_key`` makes it.
         """
-        prepared = self._prepare(
-            Collective.ALL_REDUCE,
-            message.dtype,
-            message.op,
-            0,
-            nbytes,
-            message.algorithm,
-            message.deterministic,
+        dtype, op, algorithm, deterministic, _ = message
+        compiled = self.compile(
+            Collective.ALL_REDUCE, dtype, op, 0, nbytes, algorithm, deterministic
         )
-        prepared = prepared._replace(key=prepared.key ^ arrays_key)
-        return prepared.request([nbytes // ITEM_BYTES[message.dtype]])
+        compiled = compiled._replace(key=compiled.key ^ arrays_key)
+        return compiled.request([nbytes // ITEM_BYTES[dtype]])
 
-    def _resume(self, name: str, told: list[bytes], words: dict[str, Any]) -> Any:
-        """Run a call whose first exchanges native code has made, with these outputs."""
-        here = self._told
-        before, here.communicator, here.outputs = (here.communicator, here.outputs), self, told
-        try:
-            return getattr(type(self), name).definition(self, **words)
-        finally:
-            here.communicator, here.outputs = before
 
-    def _run(
+class DeviceSide:
+    """The device side of a communicator, which its first operation on device arrays opens."""
+
+    def __init__(self, make: Callable[[], Devices]) -> None:
+        self._make = make
+        self._devices: Devices | None = None
+
+    def open(self) -> Devices:
+        """Return the devices. They meet in their first collective, which all ranks call."""
+        if self._devices is None:
+            self._devices = self._make()
+        return self._devices
+
+    def register(
         self,
-        prepared: Prepared,
+        exchange: Callable[[bytes], list[bytes]],
+        in_group: bool,
+        views: Sequence[DeviceView],
+    ) -> tuple[DeviceRegistry, list[tuple[int, bool]]]:
+        """Register arrays that peers may write to; see ``DeviceRegistry.enter``."""
+        if in_group:
+            raise InvalidArgumentError("register inside a group: leave the with block first")
+        devices = self.open()
+        return devices.registry, devices.register(views, exchange)
+
+    def failure(self) -> str | None:
+        """Return the text of the error that ended operations on devices, or None."""
+        return None if self._devices is None else self._devices.failure()
+
+    @contextlib.contextmanager
+    def closing(self) -> Iterator[None]:
+        """Close the devices, then run the block, which closes the engine, then free memory."""
+        if self._devices is None:
+            yield
+            return
+        self._devices.close()
+        yield
+        self._devices.end()
+
+
+class CallRunner:
+    """Runs compiled calls on the engine or on devices, and handles their failures.
+
+    Threads: any. ``fused_memory``: memory for messages that hold several arrays.
+    """
+
+    def __init__(
+        self,
+        engine: _core.Communicator,
+        names: list[str],
+        compiler: CallCompiler,
+        exchanges: Exchanges,
+        devices: DeviceSide,
+        fused_memory: FusedMemory,
+    ) -> None:
+        self.engine = engine
+        self.rank = engine.rank
+        self.size = engine.size
+        self.compiler = compiler
+        self.exchanges = exchanges
+        self.devices = devices
+        self.fused_memory = fused_memory
+        self._names = names
+
+    def handle_failure(
+        self, error: Exception, name: str, calls: int | None, exchanges: bool = True
+    ) -> None:
+        """Handle ``error``, which operation ``name`` raises.
+
+        ``calls``: the value of ``engine.calls()`` at the beginning of the operation; None where no
+        other rank waits. If the engine has begun nothing since, this rank takes no part in a
+        collective in which the others wait, and the engine tells them the reason. With
+        ``exchanges`` the same holds if the engine has run only internal exchanges since.
+        """
+        now = self.engine.calls()
+        if calls is not None and (now == calls or (exchanges and now == self.exchanges.newest)):
+            kind = "" if isinstance(error, PycollError) else f"{type(error).__name__}: "
+            self.engine.refuse(f"{kind}{error}")
+        if isinstance(error, PycollError):
+            self.complete_error(error, name)
+
+    def complete_error(self, error: PycollError, name: str) -> None:
+        """Add the operation, the host and the note on internal exchanges to an engine's error."""
+        error.operation = error.operation or name
+        if error.host is None and error.rank is not None and 0 <= error.rank < self.size:
+            error.host = self._names[error.rank].rpartition(":")[0]
+        if isinstance(error, MismatchError) and re.search(_EXCHANGES, str(error)):
+            error.args = (f"{error} ({_EXCHANGE_NOTE})",)
+        if isinstance(error, MismatchError) and re.search(_CODED, str(error)):
+            error.args = (f"{error} ({_CODED_NOTE})",)
+
+    def run(
+        self,
+        compiled: CompiledCall,
         ends: Ends,
         x: Any,
-        out: Any,
+        options: CallOptions,
         counts: list[int],
-        async_op: bool,
-        stream: Any,
         message: MessageKey | None = None,
         identity: bytes = b"",
         feedback: Any = None,
@@ -356,27 +432,28 @@ class Core(_core.Calls):
         of what codecs leave out.
         """
         framework, source, memory, target = ends
+        out, _, async_op, _, stream = options
         where = Where(framework, x, stream)
         returns = memory is not None or out is not None
         finish = finisher(framework, x, memory, out) if returns else nothing
-        if prepared.codec is not None and isinstance(source or target, DeviceView):
+        if compiled.codec is not None and isinstance(source or target, DeviceView):
             from pycoll.device.coded_calls import Ready, run_coded
 
-            ready = Ready(prepared, source, target, counts, where)
+            ready = Ready(compiled, source, target, counts, where)
             return run_coded(self, ready, async_op, feedback, finish)
         residual = None
-        if prepared.codec is not None:
+        if compiled.codec is not None:
             if feedback is not None:
                 feedback.check_free()
-            coded = coded_ends(source, target, prepared.divisor, feedback)
+            coded = coded_ends(source, target, compiled.divisor, feedback)
             source, target, residual = coded.source, coded.target, coded.residual
             finish = behind([coded], finish)
             if feedback is not None:
                 feedback.ended()
         if identity and isinstance(target, DeviceView):
-            lanes = self._plans.lanes(prepared.plan)
-            return self._on_devices().run(
-                prepared, (source, target), counts, lanes, async_op, finish, where, identity
+            lanes = self.compiler.plans.lanes(compiled.plan)
+            return self.devices.open().run(
+                compiled, (source, target), counts, lanes, async_op, finish, where, identity
             )
         offer = (memory is not None, message, identity)
         if identity:
@@ -390,17 +467,17 @@ class Core(_core.Calls):
         told = None if identity and async_op else offer
 
         def start(finish: Callable[[], Any]) -> Any:
-            return self._start(
-                prepared, source, target, counts, async_op, finish, where, told, residual
+            return self.start(
+                compiled, source, target, counts, async_op, finish, where, told, residual
             )
 
         if feedback is None or not async_op:
             return start(finish)
-        return feedback.serve(self._native.failure, finish, start)
+        return feedback.serve(self.engine.failure, finish, start)
 
-    def _start(
+    def start(
         self,
-        prepared: Prepared,
+        compiled: CompiledCall,
         source: _core.BufferView | None,
         target: _core.BufferView | None,
         counts: list[int],
@@ -414,32 +491,32 @@ class Core(_core.Calls):
 
         ``where`` names the stream. It is None for barriers and for internal exchanges on the host.
         ``offer``: for native code, which repeats the call: whether the result is a new array, then
-        ``message`` and ``identity`` of ``_run``. None: native code does not repeat the call.
+        ``message`` and ``identity`` of ``run``. None: native code does not repeat the call.
         """
         if where is not None:
             if isinstance(source, DeviceView) or isinstance(target, DeviceView):
-                lanes = self._plans.lanes(prepared.plan)
-                return self._on_devices().run(
-                    prepared, (source, target), counts, lanes, async_op, finish, where
+                lanes = self.compiler.plans.lanes(compiled.plan)
+                return self.devices.open().run(
+                    compiled, (source, target), counts, lanes, async_op, finish, where
                 )
             where.need_none()
-        user = prepared.user
-        run = UserRun(user, prepared.dtype, self.size) if user is not None else None
+        user = compiled.user
+        run = UserRun(user, compiled.dtype, self.size) if user is not None else None
         then = finish if run is None else run.guard(finish)
         if run is not None:
-            self._native.begin_call()  # covers the operation and the exchange after it
+            self.engine.begin_call()  # covers the operation and the exchange after it
         try:
-            request = prepared.request(counts, run.native() if run is not None else None)
-            if offer is not None and not prepared.by_python:
-                _core.offer(self, request, source, target, *offer)
-            work = self._native.run(
+            request = compiled.request(counts, run.native() if run is not None else None)
+            if offer is not None and not compiled.by_python:
+                _core.offer(self.engine, request, source, target, *offer)
+            work = self.engine.run(
                 request, source, target, async_op, then if async_op else None, residual
             )
             if run is not None and self.size > 1:
                 self._exchange_records(run, async_op)
         finally:
             if run is not None:
-                self._native.end_call()
+                self.engine.end_call()
         return then() if work is None else work
 
     def _exchange_records(self, run: UserRun, async_op: bool) -> None:
@@ -447,138 +524,45 @@ class Core(_core.Calls):
         every, mine = _core.view(run.records), _core.view(run.record)
         counts = [len(run.record)] * self.size
         key = (salt("reductions"),)
-        prepared = self._prepare(
+        compiled = self.compiler.compile(
             Collective.ALL_GATHER, DType.UINT8, None, 0, every.nbytes, None, None, key
         )
         # The exchange begins after the operation has ended, so the engine reads the final record.
-        made = self._start(prepared, mine, every, counts, async_op, nothing)
+        made = self.start(compiled, mine, every, counts, async_op, nothing)
         if async_op:
             run.exchange = made
 
-    def _check_place(self, source: Any, target: Any, where: Where) -> None:
-        """Raise the errors about arrays and stream that ``_start`` would raise."""
+    def offer_member(self, ends: Ends, message: MessageKey) -> None:
+        """Tell native code of an array that waits for its message; see ``run``."""
+        _core.offer(self.engine, None, ends.source, ends.target, ends.memory is not None, message)
+
+    def check_place(self, source: Any, target: Any, where: Where) -> None:
+        """Raise the errors about arrays and stream that ``start`` would raise."""
         if isinstance(source, DeviceView) or isinstance(target, DeviceView):
             where.handle()
-            self._on_devices().check(source, target)
+            self.devices.open().check(source, target)
         else:
             where.need_none()
 
-    def _on_devices(self) -> Devices:
-        if self._devices is None:
-            from pycoll.device.device_operations import Devices
 
-            self._devices = Devices(
-                self._native,
-                self._names,
-                self._host,
-                self._identity,
-                memory_max=self._device_memory_max,
-                protocol=self._device_protocol,
-                direct=self._device_rdma,
-                exchange=self._gather_blobs,
-                wires=self._wires,
-            )
-        return self._devices
+def result_memory(
+    framework: Framework,
+    x: Any,
+    source: _core.BufferView | None,
+    shape: Shape,
+    dtype: int,
+    out: Any,
+    own_place: int | None = None,
+) -> tuple[Any, _core.BufferView]:
+    """Return new memory for the result, or None, and the view of the result's memory.
 
-    def _memory(
-        self,
-        framework: Framework,
-        x: Any,
-        source: _core.BufferView | None,
-        shape: Shape,
-        dtype: int,
-        out: Any,
-        own_place: int | None = None,
-    ) -> tuple[Any, _core.BufferView]:
-        """Return new memory for the result, or None, and the view of the result's memory.
-
-        ``out`` must lie apart from the source. ``own_place``: the byte offset at which the shorter
-        of the two may instead lie inside the longer one; None: they must lie apart.
-        """
-        if out is not None:
-            return None, output_view(out, dtype, shape, source, False, own_place)
-        memory = framework.empty(x, shape, dtype)
-        return memory, framework.result(memory)
-
-    def _quick_algorithm(self) -> str | None:
-        """Return the algorithm for exchanges that happen once: on one host "direct", which takes
-        one step. The prediction of all algorithms would take longer than such an exchange."""
-        return "direct" if len(self._topology.hosts) == 1 else None
-
-    def _all_gather_numbers(
-        self, numbers: list[int], purpose: str, algorithm: str | None = None
-    ) -> list[list[int]]:
-        """Return the numbers of all ranks. Each rank passes the same count of numbers.
-
-        ``purpose`` keeps different exchanges apart: the engine compares it on all ranks.
-        """
-        from array import array
-
-        count = len(numbers)
-        every = array("q", bytes(8 * self.size * count))
-        counts = [count] * self.size
-        self._all_gather_own(DType.INT64, array("q", numbers), every, counts, purpose, algorithm)
-        flat = every.tolist()
-        return [flat[first : first + count] for first in range(0, len(flat), count)]
-
-    def _all_gather_own(
-        self,
-        dtype: int,
-        mine: bytes | memoryview | array[int],
-        every: bytearray | memoryview | array[int],
-        counts: list[int],
-        purpose: str,
-        algorithm: str | None,
-    ) -> None:
-        """Run an internal all_gather. It avoids NumPy arrays, whose first view is slow."""
-        nbytes = sum(counts) * ITEM_BYTES[dtype]
-        prepared = self._prepare(
-            Collective.ALL_GATHER, dtype, None, 0, nbytes, algorithm, None, (salt(purpose),)
-        )
-        self._run_exchange(prepared, _core.view(mine), every, counts)
-
-    def _run_exchange(
-        self,
-        prepared: Prepared,
-        mine: _core.BufferView | None,
-        every: bytearray | memoryview | array[int],
-        counts: list[int],
-    ) -> None:
-        """Run an internal exchange of a call, unless native code has run it already.
-
-        It tells native code of the exchange. ``mine`` is the input, and None without one. ``every``
-        receives the output. It may be the memory of ``mine``.
-        """
-        target = _core.view(every)
-        request = prepared.request(counts)
-        told = self._told
-        if told.communicator is self and told.outputs:
-            memoryview(every).cast("B")[:] = told.outputs.pop(0)
-        else:
-            self._native.run(request, mine, target)
-        self._exchanged = self._native.calls()
-        _core.offer_exchange(self, request, mine, target)
-
-    def _broadcast_numbers(self, numbers: list[int] | None, length: int, root: int) -> list[int]:
-        """Return the root's numbers on all ranks."""
-        from array import array
-
-        line = array("q", bytes(8 * length) if numbers is None else numbers)
-        prepared = self._prepare(
-            Collective.BROADCAST, DType.INT64, None, root, 8 * length, None, None, (salt("header"),)
-        )
-        mine = _core.view(line) if self.rank == root else None
-        self._run_exchange(prepared, mine, line, [length])
-        return line.tolist()
-
-    def _gather_blobs(self, blob: bytes) -> list[bytes]:
-        """Return bytes of any length from every rank; ``split`` exchanges identities this way."""
-        algorithm = self._quick_algorithm()
-        lengths = [n for (n,) in self._all_gather_numbers([len(blob)], "blob", algorithm)]
-        every = bytearray(sum(lengths))
-        self._all_gather_own(DType.UINT8, blob, every, lengths, "blobs", algorithm)
-        ends = itertools.accumulate(lengths)
-        return [bytes(every[end - n : end]) for end, n in zip(ends, lengths, strict=True)]
+    ``out`` must lie apart from the source. ``own_place``: the byte offset at which the shorter of
+    the two may instead lie inside the longer one; None: they must lie apart.
+    """
+    if out is not None:
+        return None, output_view(out, dtype, shape, source, False, own_place)
+    memory = framework.empty(x, shape, dtype)
+    return memory, framework.result(memory)
 
 
 def check_fit(function: Callable[..., Any], args: tuple[Any, ...], words: dict[str, Any]) -> None:
@@ -592,7 +576,7 @@ def check_fit(function: Callable[..., Any], args: tuple[Any, ...], words: dict[s
 
 
 @functools.cache
-def _finish_imports_at_exit() -> None:
+def finish_imports_at_exit() -> None:
     """Register ``_finish_imports`` with atexit, once in a process."""
     # The first view makes native code import NumPy's interface. No thread may be inside that import
     # when the interpreter ends.

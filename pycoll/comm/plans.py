@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pycoll import _core
 from pycoll.algorithms import SERVED, TABLE, Algorithm, lookup
 from pycoll.arrays.rows import Shape
-from pycoll.comm.codecs import Coding, check_elements
+from pycoll.comm.codecs import Coding, check_elements, model_codec
+from pycoll.cost.codec_costs import coded_text
 from pycoll.cost.copying import choose_copies
 from pycoll.cost.model import DEFAULT, Parameters
 from pycoll.cost.selection import (
@@ -21,18 +22,20 @@ from pycoll.cost.selection import (
     choose,
     choose_coded,
     coded_candidates,
+    explain_text,
     followed_topology,
 )
 from pycoll.errors import InvalidArgumentError
+from pycoll.foreign_words import about_call, about_dtype
 from pycoll.ops import Reduction, find_reduction
 from pycoll.plan.lowering import add_acknowledgements, lower
 from pycoll.schedule.collectives import REDUCING, Collective
 from pycoll.schedule.copies import Copies
 from pycoll.schedule.topology import Topology, single_host
-from pycoll.types import ITEM_BYTES, LOCATION, DType, ReduceOp
+from pycoll.types import ITEM_BYTES, LOCATION, DType, ReduceOp, check_int64
 
 
-class Prepared(NamedTuple):
+class CompiledCall(NamedTuple):
     """The part of a call that does not depend on its arrays.
 
     ``user``: the reduction, if it is a user's.
@@ -81,7 +84,7 @@ class Prepared(NamedTuple):
         if self.reduction is not None:
             self.reduction.check_shape(shape, axes)
 
-    def of_array(self, shape: Shape) -> Prepared:
+    def of_array(self, shape: Shape) -> CompiledCall:
         """Return this call for one array, whose shape must be equal on all ranks."""
         call = _core.CallArrays()
         call.add(self.dtype, self.op, shape)
@@ -89,7 +92,7 @@ class Prepared(NamedTuple):
 
     def of_arrays(
         self, arrays: Iterable[tuple[int, Shape]], call: _core.CallArrays | None = None
-    ) -> Prepared:
+    ) -> CompiledCall:
         """Return this call for a message of several arrays.
 
         ``arrays``: pairs of bytes and shape, which must be equal on all ranks. ``call``: all arrays
@@ -134,29 +137,26 @@ class Plans:
         self._plans: dict[_Key, _core.Plan] = {}
         self._keys: dict[_core.Plan, _Key] = {}
         self._lanes: dict[_core.Plan, int] = {}
-        #: By the key of Core._prepare. It is no attribute of the communicator, because CPython
-        #: caches the methods only of objects with at most 30 attributes.
-        self.known: dict[tuple[object, ...], Prepared] = {}
         self._messages: dict[MessageKey, MessageKey] = {}
 
     def message_key(
-        self, prepared: Prepared, algorithm: str | None, deterministic: bool | None
+        self, compiled: CompiledCall, algorithm: str | None, deterministic: bool | None
     ) -> MessageKey:
         """Return the key of the messages that such an all_reduce may share.
 
         Equal keys are the same object.
         """
-        name = prepared.reduction.name if prepared.reduction is not None else "sum"
+        name = compiled.reduction.name if compiled.reduction is not None else "sum"
         made = MessageKey(
-            prepared.dtype,
+            compiled.dtype,
             name,
             None if algorithm is None else str(algorithm),
             None if deterministic is None else bool(deterministic),
-            prepared.op,
+            compiled.op,
         )
         return self._messages.setdefault(made, made)
 
-    def prepare(
+    def compile(
         self,
         collective: Collective,
         dtype: int,
@@ -167,7 +167,7 @@ class Plans:
         deterministic: bool,
         shape_key: tuple[int, ...],
         coding: Coding | None = None,
-    ) -> Prepared:
+    ) -> CompiledCall:
         """Return what the engine needs for a call.
 
         ``nbytes``: the message in bytes. ``shape_key``: further numbers that must be equal on all
@@ -204,7 +204,7 @@ class Plans:
         key = _hash(text if coding is None else f"{text}/{tuple(coding)}{told}")
         code = reduction.code if reduction is not None else 0
         codec = None if coding is None else coding.native()
-        return Prepared(
+        return CompiledCall(
             plan, key, dtype, code, segment_bytes, reduction, user, None, codec, divisor
         )
 
@@ -332,6 +332,48 @@ class _Needs(NamedTuple):
                 "fold in exact rank order (for deterministic=True, or an op that does not commute)"
             )
         return "keep the operands in rank order, which an op that does not commute needs"
+
+
+def choice(
+    plans: Plans, deterministic: bool, collective: str, nbytes: int, dtype: str, op: str
+) -> str:
+    """Return the name of the algorithm for a message; see ``Communicator.choice``."""
+    kind = _collective_of(collective)
+    words = {one.word: one for one in DType}
+    if dtype not in words:
+        raise InvalidArgumentError(
+            f"dtype is {dtype!r}{about_dtype(dtype)}; there are {', '.join(words)}"
+        )
+    reduction = find_reduction(op, words[dtype], collective) if kind in REDUCING else None
+    length = _length("nbytes", nbytes)
+    message = 1 << (length - 1).bit_length() if length else 0
+    return plans.algorithm_name(kind, words[dtype], reduction, 0, message, None, deterministic)
+
+
+def explain(plans: Plans, collective: str, nbytes: int, compress: Any, memory: str) -> str:
+    """Return the text of ``Communicator.explain``, without what transports tell."""
+    kind, length = _collective_of(collective), _length("nbytes", nbytes)
+    topology, parameters = plans.topology, plans.parameters
+    if compress is not None:
+        coded = model_codec(kind, length, compress)
+        return coded_text(kind, topology, length, repr(compress), coded, parameters)
+    return explain_text(kind, topology, length, parameters=parameters, memory=memory)
+
+
+def _collective_of(name: Any) -> Collective:
+    words = {one.name.lower(): one for one in Collective}
+    if name not in words:
+        raise InvalidArgumentError(
+            f"collective is {name!r}{about_call(str(name))}; there are {', '.join(words)}"
+        )
+    return words[name]
+
+
+def _length(name: str, value: Any) -> int:
+    number = check_int64(value, name)
+    if number < 0:
+        raise InvalidArgumentError(f"{name} is {number}: expected at least 0")
+    return number
 
 
 def plan_bytes(

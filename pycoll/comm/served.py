@@ -3,7 +3,7 @@
 A job of W workers and S servers has two communicators. The *world* joins the workers; programs use
 it. The *base* joins all ranks, and only this module uses it. Worker 0 sends each server a short
 message, the announcement, ahead of each operation on the base. The server reads from it what to
-prepare, and takes part in the operation without an array.
+compile, and takes part in the operation without an array.
 
 All workers use the base in the same order, so announcements have the order of the operations. The
 engine compares what each worker passes with what the server was told, as in any collective. Worker
@@ -21,7 +21,8 @@ import math
 import threading
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
@@ -29,7 +30,7 @@ import numpy as np
 from pycoll.algorithms import lookup
 from pycoll.arrays.device_view import DeviceView
 from pycoll.arrays.registry import framework_of
-from pycoll.comm.operations import PS, nothing
+from pycoll.comm.operations import PS, CallOptions, internals_of, nothing
 from pycoll.errors import InvalidArgumentError, PeerLostError, PycollError, TimeoutError
 from pycoll.ops import find_reduction
 from pycoll.schedule.collectives import Collective
@@ -39,7 +40,7 @@ _Result = TypeVar("_Result")
 
 if TYPE_CHECKING:
     from pycoll.comm.communicator import Communicator
-    from pycoll.comm.plans import Prepared
+    from pycoll.comm.plans import CompiledCall
     from pycoll.comm.work import Work
 
 #: Workers may run this many operations ahead of the oldest one that a server has not ended.
@@ -71,17 +72,16 @@ def part_workers(base: Communicator, servers: int, name: str = "world") -> Commu
     this function at the same time.
     """
     workers = base.size - servers
-    base._splits += 1
+    internals = internals_of(base)
+    internals.lifecycle.number_split()
     choices = [(int(rank < workers), 0, rank) for rank in range(base.size)]
     color = 0 if base.rank < workers else None
-    joined = base._join_part(choices, color, name, base._tuning)
-    base._topology = base._topology.serving(servers)
-    base._made_plans = None
+    joined = internals.lifecycle.join_part(choices, color, name)
+    compiler = internals.compiler
+    compiler.follow(compiler.topology.serving(servers))
     if joined is None:
         return None
-    world = type(base)(joined, base._config, name)
-    world._served = Served(base, workers)
-    return world
+    return type(base)(joined, internals.config, name, served=Served(base, workers))
 
 
 def dup_base(base: Communicator) -> Communicator:
@@ -93,18 +93,13 @@ def dup_base(base: Communicator) -> Communicator:
         return base.dup()
 
 
-@contextlib.contextmanager
-def exchanging(base: Communicator) -> Iterator[None]:
+def exchanging(base: Communicator) -> AbstractContextManager[None]:
     """Let servers contribute like workers, for exchanges on the communicator of all ranks.
 
     All ranks enter the block, and no other operation may begin on ``base`` meanwhile.
     """
-    serving, plans = base._topology, base._made_plans
-    base._topology, base._made_plans = serving.serving(0), None
-    try:
-        yield
-    finally:
-        base._topology, base._made_plans = serving, plans
+    compiler = internals_of(base).compiler
+    return compiler.following(compiler.topology.serving(0))
 
 
 def part_threads(bases: Sequence[Communicator], servers: int) -> list[Communicator]:
@@ -145,10 +140,10 @@ class Terms(NamedTuple):
         """The number of elements."""
         return math.prod(self.shape)
 
-    def prepare(self, base: Communicator) -> Prepared:
-        """Return the operation as each rank prepares it."""
+    def compile(self, base: Communicator) -> CompiledCall:
+        """Return the operation as each rank compiles it."""
         nbytes = self.elements * ITEM_BYTES[self.dtype]
-        prepared: Prepared = base._prepare(
+        compiled = internals_of(base).compiler.compile(
             Collective.ALL_REDUCE,
             self.dtype,
             self.op,
@@ -157,14 +152,14 @@ class Terms(NamedTuple):
             self.algorithm,
             self.deterministic,
         )
-        prepared.check_shape(self.shape)
-        return prepared.of_array(self.shape)
+        compiled.check_shape(self.shape)
+        return compiled.of_array(self.shape)
 
     def algorithm_of(self, base: Communicator) -> str:
         """Return the name of the algorithm that runs."""
         nbytes = self.elements * ITEM_BYTES[self.dtype]
         reduction = find_reduction(self.op, self.dtype, "all_reduce")
-        return base._plans.algorithm_name(
+        return internals_of(base).compiler.plans.algorithm_name(
             Collective.ALL_REDUCE,
             self.dtype,
             reduction,
@@ -219,25 +214,18 @@ class Served:
         """The ranks that serve, among all ranks of the job."""
         return tuple(range(self.workers, self.base.size))
 
-    def all_reduce(
-        self,
-        x: Any,
-        op: Any,
-        *,
-        out: Any,
-        algorithm: str | None,
-        async_op: bool,
-        deterministic: bool | None,
-        stream: Any,
-    ) -> Any:
-        """Run an all_reduce of the workers through the servers; see ``Reducing.all_reduce``."""
+    def all_reduce(self, x: Any, op: Any, options: CallOptions) -> Any:
+        """Run an all_reduce of the workers through the servers; see ``Communicator.all_reduce``."""
+        out, algorithm, async_op, deterministic, stream = options
         is_list = isinstance(x, list | tuple)
         arrays = list(x) if is_list else [x]
         outs = [None] * len(arrays) if out is None else list(out) if is_list else [out]
         if len(outs) != len(arrays):
             raise InvalidArgumentError(f"out has {len(outs)} arrays for {len(arrays)} in x")
         name = None if algorithm == PS else algorithm
-        strict = self.base._deterministic if deterministic is None else bool(deterministic)
+        if deterministic is None:
+            deterministic = internals_of(self.base).compiler.deterministic
+        strict = bool(deterministic)
         with self._lock:
             works = [
                 self._begin(one, op, target, name, strict, stream)
@@ -259,7 +247,7 @@ class Served:
             except Exception as error:
                 # The other ranks wait in this operation, or will; they hear the reason.
                 self._announce(json.dumps({"refused": str(error)}).encode())
-                base._native.refuse(str(error))
+                internals_of(base).engine.refuse(str(error))
                 raise
             self._announce(self._text_of(terms))
             # The call takes part in the operation that was announced, or refuses it.
@@ -295,7 +283,7 @@ class Served:
         if algorithm is not None:
             lookup(Collective.ALL_REDUCE, algorithm)
         terms = Terms(int(view.dtype), word, tuple(view.shape), algorithm, strict)
-        terms.prepare(self.base)
+        terms.compile(self.base)
         self._newest = terms
         return terms
 
@@ -330,7 +318,7 @@ class Served:
         """Return which parts of a message the server owned in the newest operation, in words."""
         name = "servers" if self._newest is None else self._newest.algorithm_of(self.base)
         schedule = lookup(Collective.ALL_REDUCE, name).build(
-            self.base.size, only=rank, topology=self.base._topology
+            self.base.size, only=rank, topology=internals_of(self.base).compiler.topology
         )
         owned = sorted({t.chunk for t in schedule.transfers if t.destination == rank})
         if len(owned) == 1:
@@ -493,11 +481,11 @@ class ServerLoop:
         base = self.base
         if "refused" in said:
             reason = said["refused"]
-            return lambda: base._native.refuse(reason)
+            return lambda: internals_of(base).engine.refuse(reason)
         terms = Terms(**said)._replace(shape=tuple(said["shape"]))
-        prepared = terms.prepare(base)
+        compiled, runner = terms.compile(base), internals_of(base).runner
 
         def begin() -> Any:
-            return base._start(prepared, None, None, [terms.elements], True, nothing)
+            return runner.start(compiled, None, None, [terms.elements], True, nothing)
 
         return begin

@@ -16,6 +16,7 @@ from pycoll import _core
 from pycoll.arrays.registry import empty, shared_arrays
 from pycoll.comm import dynamo
 from pycoll.comm.communicator import Communicator
+from pycoll.comm.operations import internals_of
 from pycoll.comm.work import Work, wait_all
 from pycoll.errors import (
     ClosedError,
@@ -236,7 +237,7 @@ def init(
             bring=_tuning_text,
         )
         communicator = _workers_communicator(joined, config)
-        communicator._replaced = _world.replace
+        internals_of(communicator).lifecycle.replaced = _world.replace
         _world.set(communicator)
         return communicator
 

@@ -74,6 +74,16 @@ class ComposedCodec(Codec):
             work = feedback.serve(lambda: comm.failure, finish, start)
         return work if async_op else work.wait()
 
+    def codec_on_devices(
+        self, x: Any, op: Any, algorithm: str | None, feedback: Any
+    ) -> ComposedCodec | None:
+        """Return the codec by which kernels run an all_reduce of arrays on devices.
+
+        None where ``all_reduce`` of this class runs the call, or refuses it. Raises
+        InvalidArgumentError for wrong arguments of a call that kernels run.
+        """
+        return None
+
     def encode_block(self, x: Any, step: int) -> Array:
         """Return the codes of a block in call number ``step`` of a Feedback.
 

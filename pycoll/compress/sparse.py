@@ -401,16 +401,16 @@ class TopK(DensityCodec):
         """Return what the cost model knows of the codec, for arrays of ``count`` values."""
         return Modelled("topk", 2 * kept(self.density, count) / max(count, 1), "places")
 
-    def all_reduce(self, comm: Any, x: Any, op: Any = "sum", **words: Any) -> Any:
-        """Run ``comm.all_reduce(x, op, compress=self)``; see there, and ``ComposedCodec``."""
+    def codec_on_devices(
+        self, x: Any, op: Any, algorithm: str | None, feedback: Any
+    ) -> TopK | None:
+        """Return the codec of a call on device arrays, whose density is that of this call."""
         if not are_on_devices(x):
-            return super().all_reduce(comm, x, op, **words)
-        self.refuse_algorithm(words.pop("algorithm", None))
+            return None
+        self.refuse_algorithm(algorithm)
         is_mean(op)
-        feedback = words.get("feedback")
         check_feedback_type(feedback)
-        codec = self if feedback is None else replace(self, density=feedback.density(self.density))
-        return comm._all_reduce_largest(codec, x, op, **words)
+        return self if feedback is None else replace(self, density=feedback.density(self.density))
 
     def chosen(self, x: Array, step: int = 0) -> Array:
         """Return the places of the largest magnitudes, ascending."""

@@ -19,8 +19,8 @@ from pycoll.types import DType, ReduceOp
 if TYPE_CHECKING:
     from pycoll.comm.codecs import Coding
     from pycoll.comm.fused_batches import Member
-    from pycoll.comm.operations import Core
-    from pycoll.comm.plans import Prepared
+    from pycoll.comm.operations import CallRunner
+    from pycoll.comm.plans import CompiledCall
     from pycoll.comm.work import Work
     from pycoll.compress.sparse import TopK
     from pycoll.device.coded_rounds import CodedCall, Exchange
@@ -31,9 +31,9 @@ _MARK = 1 << 61
 
 
 class Ready(NamedTuple):
-    """The array of a call. ``prepared`` holds all that ranks agree on."""
+    """The array of a call. ``compiled`` holds all that ranks agree on."""
 
-    prepared: Prepared
+    compiled: CompiledCall
     source: Any
     target: Any
     counts: list[int]
@@ -61,15 +61,15 @@ class _Kept(NamedTuple):
 
 
 def run_coded(
-    communicator: Core, ready: Ready, async_op: bool, feedback: Any, finish: Callable[[], Any]
+    runner: CallRunner, ready: Ready, async_op: bool, feedback: Any, finish: Callable[[], Any]
 ) -> Any:
     """Run the collective of one array, and return ``finish()``, or a Work of that."""
-    call = _call_of(communicator, [ready])
-    return _run(communicator, [ready], call, async_op, feedback, finish)
+    call = _call_of(runner, [ready])
+    return _run(runner, [ready], call, async_op, feedback, finish)
 
 
 def start_coded_list(
-    communicator: Core,
+    runner: CallRunner,
     members: Sequence[Member],
     words: tuple[Any, str | None, bool | None, Coding],
     stream: Any,
@@ -82,9 +82,9 @@ def start_coded_list(
     ``words``: the arguments op, algorithm and deterministic, and the codec. Raises
     InvalidArgumentError unless all arrays are on a device.
     """
-    ready = _members(communicator, members, stream, words)
-    call = _call_of(communicator, ready)
-    made = _run(communicator, ready, call, async_op, feedback, results)
+    ready = _members(runner, members, stream, words)
+    call = _call_of(runner, ready)
+    made = _run(runner, ready, call, async_op, feedback, results)
     if async_op:
         return cast("Work", made)
     work = _core.open_work()
@@ -93,7 +93,7 @@ def start_coded_list(
 
 
 def run_sparse(
-    communicator: Core,
+    runner: CallRunner,
     members: Sequence[Member],
     codec: TopK,
     words: tuple[Any, bool | None],
@@ -110,7 +110,7 @@ def run_sparse(
     from pycoll.device.sparse_rounds import Chosen, SparseCall
 
     op, deterministic = words
-    ready = _members(communicator, members, stream, (op, None, deterministic, None))
+    ready = _members(runner, members, stream, (op, None, deterministic, None))
     arrays = []
     for one in ready:
         count = one.source.count
@@ -121,13 +121,13 @@ def run_sparse(
             )
         arrays.append(Chosen(count, codec.kept(count), one.source.dtype))
     warms = feedback is not None and feedback.is_warming
-    call = SparseCall(arrays, communicator.size, _divisor(communicator, ready), warms)
+    call = SparseCall(arrays, runner.size, _divisor(runner, ready), warms)
     told = struct.unpack("<q", struct.pack("<d", codec.density))[0]
-    return _run(communicator, ready, call, async_op, feedback, results, (told,))
+    return _run(runner, ready, call, async_op, feedback, results, (told,))
 
 
 def _members(
-    communicator: Core,
+    runner: CallRunner,
     members: Sequence[Member],
     stream: Any,
     words: tuple[Any, str | None, bool | None, Coding | None],
@@ -137,11 +137,11 @@ def _members(
         raise InvalidArgumentError(
             "x has arrays in host memory and on a device: with compress pass lists of one kind"
         )
-    return [_member(communicator, one, stream, *words) for one in members]
+    return [_member(runner, one, stream, *words) for one in members]
 
 
 def _member(
-    communicator: Core,
+    runner: CallRunner,
     member: Member,
     stream: Any,
     op: Any,
@@ -151,7 +151,7 @@ def _member(
 ) -> Ready:
     """Return the all_reduce of one array of a list."""
     source = member.ends.source
-    prepared = communicator._prepare(
+    compiled = runner.compiler.compile(
         Collective.ALL_REDUCE,
         source.dtype,
         op,
@@ -162,7 +162,7 @@ def _member(
         coding=coding,
     ).of_array(source.shape)
     place = Where(member.ends.framework, member.x, stream)
-    return Ready(prepared, source, member.ends.target, [source.count], place)
+    return Ready(compiled, source, member.ends.target, [source.count], place)
 
 
 def _check_type(ready: Ready) -> None:
@@ -174,7 +174,7 @@ def _check_type(ready: Ready) -> None:
 
 
 def _run(
-    communicator: Core,
+    runner: CallRunner,
     ready: Sequence[Ready],
     call: CodedCall | SparseCall,
     async_op: bool,
@@ -190,7 +190,7 @@ def _run(
 
     for one in ready:
         _check_type(one)
-    exchanges = _exchanges(communicator, ready, call, told)
+    exchanges = _exchanges(runner, ready, call, told)
     members = [OnDevice(one.source, one.target, one.place) for one in ready]
     kept = [
         _Kept(feedback, tuple(one.source.shape), number)
@@ -198,7 +198,7 @@ def _run(
         else None
         for number, one in enumerate(ready)
     ]
-    devices = communicator._on_devices()
+    devices = runner.devices.open()
 
     def start(finish: Callable[[], Any]) -> Any:
         return devices.run_coded(call, exchanges, members, kept, async_op, finish)
@@ -209,7 +209,7 @@ def _run(
     if async_op:
 
         def failure() -> Any:
-            return communicator._native.failure() or devices.failure()
+            return runner.engine.failure() or devices.failure()
 
         made = feedback.serve(failure, finish, start)
     else:
@@ -218,52 +218,52 @@ def _run(
     return made
 
 
-def _call_of(communicator: Core, ready: Sequence[Ready]) -> CodedCall:
+def _call_of(runner: CallRunner, ready: Sequence[Ready]) -> CodedCall:
     from pycoll.device.coded_rounds import CodedCall, hosts_of, parts_of
     from pycoll.device.device_codes import Parts
 
-    prepared = ready[0].prepared
-    codec, size, plan = prepared.codec, communicator.size, prepared.plan
+    compiled = ready[0].compiled
+    codec, size, plan = compiled.codec, runner.size, compiled.plan
     assert codec is not None  # the caller has a codec
     collective = Collective(plan.collective)
-    hosts = hosts_of(communicator._topology, collective)
+    hosts = hosts_of(runner.compiler.topology, collective)
     arrays = [
         parts_of(codec, one.counts[0], hosts, size)
         if collective is Collective.ALL_REDUCE
         else Parts(codec, tuple(one.counts), range(len(one.counts)))
         for one in ready
     ]
-    divisor = _divisor(communicator, ready)
-    return CodedCall(collective, arrays, communicator.rank, plan.root, divisor, hosts)
+    divisor = _divisor(runner, ready)
+    return CodedCall(collective, arrays, runner.rank, plan.root, divisor, hosts)
 
 
-def _divisor(communicator: Core, ready: Sequence[Ready]) -> int:
+def _divisor(runner: CallRunner, ready: Sequence[Ready]) -> int:
     """Return what sums are divided by, or 0."""
-    prepared, size = ready[0].prepared, communicator.size
-    averages = prepared.reduction is not None and prepared.op == ReduceOp.AVG and size > 1
+    compiled, size = ready[0].compiled, runner.size
+    averages = compiled.reduction is not None and compiled.op == ReduceOp.AVG and size > 1
     return size if averages else 0
 
 
 def _exchanges(
-    communicator: Core, ready: Sequence[Ready], call: CodedCall | SparseCall, told: tuple[int, ...]
+    runner: CallRunner, ready: Sequence[Ready], call: CodedCall | SparseCall, told: tuple[int, ...]
 ) -> list[Exchange]:
     """Return the collectives of bytes of a call."""
     from pycoll.device.coded_rounds import Exchange
 
-    prepared = ready[0].prepared
+    compiled = ready[0].compiled
     # A sum and a mean have equal codes of the parts, so the key has to tell them apart.
-    agreed = prepared.key ^ prepared.op << 40
+    agreed = compiled.key ^ compiled.op << 40
     if len(ready) > 1:
         arrays = _core.CallArrays()
         for one in ready:
-            arrays.add(one.prepared.dtype, one.prepared.op, one.source.shape)
+            arrays.add(one.compiled.dtype, one.compiled.op, one.source.shape)
         agreed ^= arrays.key
     exchanges = []
     nbytes = call.exchange_bytes
     for of, counts in call.exchanges():
-        found = communicator._prepare(
-            of, DType.UINT8, None, prepared.plan.root, nbytes, None, None, (_MARK, *told)
+        found = runner.compiler.compile(
+            of, DType.UINT8, None, compiled.plan.root, nbytes, None, None, (_MARK, *told)
         )
-        lanes = communicator._plans.lanes(found.plan)
+        lanes = runner.compiler.plans.lanes(found.plan)
         exchanges.append(Exchange(found._replace(key=found.key ^ agreed), lanes, counts))
     return exchanges

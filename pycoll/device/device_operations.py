@@ -38,7 +38,7 @@ from pycoll.types import DType
 
 if TYPE_CHECKING:
     from pycoll.arrays.p2p_message import P2PMessage
-    from pycoll.comm.plans import Prepared
+    from pycoll.comm.plans import CompiledCall
 
 
 class OnDevice(NamedTuple):
@@ -55,7 +55,7 @@ class Launch(NamedTuple):
     ``lanes`` is the largest number of lanes that any rank's plan has.
     """
 
-    prepared: Prepared
+    compiled: CompiledCall
     counts: list[int]
     lanes: int
     async_op: bool
@@ -70,14 +70,14 @@ class Launch(NamedTuple):
         parts: Sequence[tuple[int, int, int]] = (),
     ) -> _core.DeviceMark | None:
         """Put the operation at the end of its stream; see ``_core.DeviceCommunicator.run``."""
-        wire, dtype, op, key = copies.wire, self.prepared.dtype, self.prepared.op, self.prepared.key
+        wire, dtype, op, key = copies.wire, self.compiled.dtype, self.compiled.op, self.compiled.key
         items = 1
         if wire is not None:
             dtype, op, items = wire.form.dtype, wire.step, wire.form.wire_items
             key ^= wire.key
         counts = [items * count for count in self.counts]
         return native.run(
-            _core.Request(self.prepared.plan, dtype=dtype, op=op, counts=counts, plan_key=key),
+            _core.Request(self.compiled.plan, dtype=dtype, op=op, counts=counts, plan_key=key),
             source,
             target,
             lanes=self.lanes,
@@ -89,41 +89,46 @@ class Launch(NamedTuple):
         )
 
 
+class DeviceSettings(NamedTuple):
+    """The names of this rank for its device, and the ways by which the device communicates.
+
+    ``host`` is equal for ranks of one host, and different for all others. ``group`` is equal for
+    the ranks of this communicator, and different for all others. ``memory_max``: the bytes of
+    channels in device memory. ``protocol`` is the protocol of all collectives, or "auto".
+    ``direct`` allows network cards to read and write this rank's device memory.
+    """
+
+    host: str
+    group: str
+    memory_max: int
+    protocol: str
+    direct: bool
+
+
 class Devices:
     """The device side of one communicator; opened by its first collective on device arrays.
 
-    ``host`` is equal for ranks of one host, and different for all others. ``group`` is equal for
-    the ranks of this communicator, and different for all others. ``protocol`` is the protocol of
-    all collectives, or "auto". ``direct`` allows network cards to read and write this rank's device
-    memory. ``wires`` connects the hosts of all ranks for the host proxy alone; all ranks call it,
-    or no rank does.
+    ``exchange`` gathers bytes of all ranks. ``wires`` connects the hosts of all ranks for the host
+    proxy alone; all ranks call it, or no rank does.
     """
 
     def __init__(
         self,
         communicator: _core.Communicator,
         names: Sequence[str],
-        host: str,
-        group: str,
-        *,
-        memory_max: int,
-        protocol: str,
-        direct: bool,
+        settings: DeviceSettings,
         exchange: Callable[[bytes], list[bytes]],
         wires: Callable[[], list[Any]],
     ) -> None:
         self._communicator = communicator
         self._names = names
-        self._host = host
-        self._memory_max = memory_max
-        self._protocol = protocol
-        self._direct = direct
+        self._settings = settings
         self._exchange = exchange
         self._wires = wires
         self._native: _core.DeviceCommunicator | None = None
         self._coding = threading.Lock()
         self._rank = communicator.rank
-        self._staging = Staging(communicator, _number(group))
+        self._staging = Staging(communicator, _number(settings.group))
         self._message_plans = MessagePlans(len(names), communicator.rank)
         self._ordinal: int | None = None  # set by the first array that has elements
         #: Arrays of operations on other streams than their own, each with the operation's end.
@@ -134,7 +139,7 @@ class Devices:
 
     def run(
         self,
-        prepared: Prepared,
+        compiled: CompiledCall,
         ends: tuple[Any, Any],
         counts: list[int],
         lanes: int,
@@ -151,12 +156,12 @@ class Devices:
         """
         source, target = ends
         native = self._native_for(source, target)
-        launch = Launch(prepared, counts, lanes, async_op, where)
+        launch = Launch(compiled, counts, lanes, async_op, where)
         stream = where.handle()
         for view in (source, target):
             if view is not None and view.order is not None:
                 view.order(stream)
-        copies = Copies(self._conversion(prepared))
+        copies = Copies(self._conversion(compiled))
         packed, made = copies.source(source, where), copies.target(target, where)
         if fill is not None:
             copies.fill(made, fill)
@@ -171,7 +176,7 @@ class Devices:
 
     def run_list(
         self,
-        prepared: Prepared,
+        compiled: CompiledCall,
         members: Sequence[OnDevice],
         lanes: int,
         async_op: bool,
@@ -182,7 +187,7 @@ class Devices:
         The operation is ordered on the streams of all members. Requires: one dtype, and from 1 to
         ``_core.DEVICE_PARTS_MAX`` members.
         """
-        copies = Copies(self._conversion(prepared))
+        copies = Copies(self._conversion(compiled))
         parts, nbytes, count = [], 0, 0
         for source, target, where in members:
             native = self._native_for(source, target)
@@ -197,7 +202,7 @@ class Devices:
         if len(parts) == 1:
             parts = []  # the kernels for one array are faster
         where = members[0].where
-        launch = Launch(prepared, [count], lanes, async_op, where)
+        launch = Launch(compiled, [count], lanes, async_op, where)
         stream, others = _join_streams(native, members)
         if copies.memory:
             order_memory(native, where, stream)
@@ -260,7 +265,7 @@ class Devices:
             for each, exchange in zip(rounds, exchanges, strict=True):
                 steps = Copies()
                 steps.before, steps.after = each.before, each.after
-                launch = Launch(exchange.prepared, exchange.counts, exchange.lanes, async_op, where)
+                launch = Launch(exchange.compiled, exchange.counts, exchange.lanes, async_op, where)
                 mark = launch.run(native, each.source, each.target, steps)
         if changed and native.capture_of(stream) == 0:
             end = mark if mark is not None else native.mark(stream)
@@ -274,8 +279,8 @@ class Devices:
         _hand_on(native, where)
         return finish()
 
-    def _conversion(self, prepared: Prepared) -> Conversion | None:
-        return conversion(prepared.dtype, prepared.reduction, len(self._names))
+    def _conversion(self, compiled: CompiledCall) -> Conversion | None:
+        return conversion(compiled.dtype, compiled.reduction, len(self._names))
 
     def exchange(self, messages: Sequence[P2PMessage], async_op: bool) -> DeviceWork | None:
         """Launch messages, those of a group together, and return a Work if ``async_op``.
@@ -402,18 +407,18 @@ class Devices:
             self._communicator,
             self._names,
             ordinal,
-            _number(self._host),
+            _number(self._settings.host),
             _number(process_token()),
-            self._memory_max,
-            self._protocol,
-            self._direct,
+            self._settings.memory_max,
+            self._settings.protocol,
+            self._settings.direct,
             self._exchange,
             self._wires,
         )
         self._staging.meet(self._exchange(self._staging.counts()))
         self._native = native
         self._ordinal = ordinal
-        # Both are needed once. They refer to the owner of this object and would keep it alive.
+        # Both are needed once.
         del self._exchange, self._wires
         if self._communicator.rank == 0:
             for line in native.warnings():

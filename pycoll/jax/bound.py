@@ -1,4 +1,4 @@
-"""The collectives that compiled programs call by number, prepared while JAX traces them."""
+"""The collectives that compiled programs call by number, made while JAX traces them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pycoll import _core
 from pycoll.arrays.rows import Shape, elements, with_rows
 from pycoll.comm.codecs import coding_of
 from pycoll.comm.communicator import Communicator
+from pycoll.comm.operations import internals_of
 from pycoll.compress import Feedback
 from pycoll.errors import InvalidArgumentError
 from pycoll.schedule.collectives import Collective
@@ -123,7 +124,8 @@ def _bind(how: How, shape: Shape, kind: DType) -> int:
     rowed = how.collective in _ROWED
     counts = elements(how.rows, shape) if rowed else [math.prod(shape)]
     total = sum(counts)
-    prepared = how.comm._prepare(
+    internals = internals_of(how.comm)
+    compiled = internals.compiler.compile(
         how.collective,
         kind,
         how.op,
@@ -135,15 +137,15 @@ def _bind(how: How, shape: Shape, kind: DType) -> int:
         coding_of(how.compress),
     )
     if how.collective is not Collective.ALL_GATHER:
-        prepared = prepared.of_array(shape)
-    if prepared.user is not None:
+        compiled = compiled.of_array(shape)
+    if compiled.user is not None:
         raise InvalidArgumentError(
             f"op is {how.op!r}, which is Python: a compiled program can call builtin ones only"
         )
-    prepared.check_shape(shape, 2 if rowed else 1)
+    compiled.check_shape(shape, 2 if rowed else 1)
     return _core.xla_bind(
-        how.comm._native,
-        prepared.request(counts),
+        internals.engine,
+        compiled.request(counts),
         input_count=math.prod(shape),
         output_count=math.prod(how.shape(shape)),
         reads=how.collective is not Collective.BROADCAST or how.comm.rank == how.root,

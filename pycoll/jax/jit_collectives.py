@@ -18,7 +18,7 @@ from pycoll.jax.bound import How, communicator_of, kind_of
 from pycoll.jax.primitive import collective, method
 from pycoll.ops import find_reduction
 from pycoll.schedule.collectives import Collective
-from pycoll.types import DType
+from pycoll.types import DType, check_rank
 
 if TYPE_CHECKING:
     from pycoll.compress import Codec
@@ -169,9 +169,7 @@ def broadcast(
     Array([1., 1.], dtype=float32)
     """
     comm = communicator_of(comm)
-    if isinstance(root, bool) or not isinstance(root, int) or not 0 <= root < comm.size:
-        raise InvalidArgumentError(f"root is {root!r}: expected a rank from 0 to {comm.size - 1}")
-    how = How(Collective.BROADCAST, comm, root=root)
+    how = How(Collective.BROADCAST, comm, root=check_rank(root, "root", comm.size))
     return _run(how, jnp.asarray(x), compress, residual, step)
 
 
@@ -213,7 +211,7 @@ def _run(how: How, x: Any, compress: Codec | None, residual: Any, step: Any) -> 
 
 
 def _result(how: How, x: Any) -> Any:
-    """Return the result; with a codec by way of float32, as ``comm.coded_ends`` does it."""
+    """Return the result; with a codec by way of float32, as ``comm.codecs.coded_ends`` does it."""
     if how.compress is None:
         return collective(how, x)
     if runs_itself(how.compress):

@@ -13,6 +13,7 @@ from pycoll.bootstrap.deadline import Deadline
 from pycoll.bootstrap.discovery.network import listen_in_range
 from pycoll.bootstrap.rendezvous.meeting import Meeting
 from pycoll.comm.communicator import Communicator
+from pycoll.comm.operations import internals_of
 from pycoll.config import Config
 from pycoll.errors import InvalidArgumentError, MismatchError, PycollError, odd_ranks
 from pycoll.ps.client_machine import ClientMachine
@@ -122,6 +123,8 @@ class StoreOpener:
 
     def __init__(self, base: Communicator, serves: bool, terms: Callable[[], Terms | None]) -> None:
         self._base = base
+        self._internals = internals_of(base)
+        self._number = 0  # of the store among the splits of the base
         self._serves = serves
         self._given: Terms | None = None
         self._refusal = ""
@@ -136,31 +139,31 @@ class StoreOpener:
 
         An error inside the block closes the links.
         """
-        base = self._base
-        base._splits += 1
-        number = base._splits
+        base, internals = self._base, self._internals
+        config, joined = internals.config, internals.joined
+        number = self._number = internals.lifecycle.number_split()
         with self._listen() as (listener, meeting):
             mine = {
                 "serves": self._serves,
                 "terms": [] if self._given is None else self._given.to_list(),
                 "meeting": meeting.decode(),
                 "refused": self._refusal,
-                "silence_s": base._config.server_silence_s,
+                "silence_s": config.server_silence_s,
             }
-            blobs = base._gather_blobs(json.dumps(mine).encode())
+            blobs = internals.exchanges.gather_blobs(json.dumps(mine).encode())
             terms, meetings, silence_s = agree_on_terms(blobs)
-            key = base._key_of_parts()
+            key = internals.lifecycle.key_of_parts()
             connector = Connector(
                 base.rank,
-                base._config._replace(timeout_s=base.timeout_s, server_silence_s=silence_s),
+                config._replace(timeout_s=base.timeout_s, server_silence_s=silence_s),
                 key,
-                base._tuning,
-                base._chosen_by[3],
+                joined.tuning,
+                joined.oversubscription,
                 meetings,
             )
             with contextlib.ExitStack() as undo:
                 made = {}
-                limit = Deadline(base._config.init_timeout_s)
+                limit = Deadline(config.init_timeout_s)
                 for host, guest, purpose in pairs_of(self._workers(terms), terms.servers):
                     if base.rank in (host, guest):
                         name = f"store {number} {purpose}"
@@ -182,11 +185,11 @@ class StoreOpener:
     @contextlib.contextmanager
     def _listen(self) -> Iterator[tuple[socket.socket | None, bytes]]:
         """Yield a listener for guests of other machines and its address; None on one machine."""
-        machines = {identity.machine for identity in self._base._identities}
+        machines = {identity.machine for identity in self._internals.joined.identities}
         if not self._serves or len(machines) == 1:
             yield None, b""
             return
-        config = self._base._config
+        config = self._internals.config
         with listen_in_range(None, config.port_range) as listener:
             yield listener, meeting_text(config, listener)
 
@@ -194,22 +197,22 @@ class StoreOpener:
         """Open the store as a worker."""
         with self._connect() as (terms, links, context):
             view = terms.first_view(self._base.size)
-            machine = make_client(self._base._config, self._base.rank, view, terms)
+            machine = make_client(self._internals.config, self._base.rank, view, terms)
             return terms, WorkerLinks(machine, links, context)
 
     def open_server(self) -> ServerThreads:
         """Open the store as a server."""
         with self._connect() as (terms, links, context):
             view = terms.first_view(self._base.size)
-            config, workers = self._base._config, self._workers(terms)
+            config, workers = self._internals.config, self._workers(terms)
             machine = make_server(config, self._base.rank, view, workers, terms)
             return ServerThreads(machine, links, context)
 
     def _store_name(self) -> str:
         """Return the name of the store, the same on all ranks."""
         # The key is secret, and a digest of it names the store.
-        name = hmac.digest(self._base._key_of_parts(), b"store", "sha256").hex()[:8]
-        return f"{name}-{self._base._splits}"
+        name = hmac.digest(self._internals.lifecycle.key_of_parts(), b"store", "sha256").hex()[:8]
+        return f"{name}-{self._number}"
 
 
 def make_client(

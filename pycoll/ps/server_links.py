@@ -25,6 +25,7 @@ from pycoll.bootstrap.rendezvous.exchange import Exchange
 from pycoll.bootstrap.rendezvous.meeting import Meeting, address_of, offer
 from pycoll.bootstrap.rendezvous.store import StoreExchange, join_unix, serve_store
 from pycoll.comm.communicator import Communicator
+from pycoll.comm.operations import internals_of
 from pycoll.config import WORKER, Config
 from pycoll.errors import InvalidArgumentError, PycollError, TransportError
 from pycoll.ps.messages import HEAD_BYTES, Message, pack_into, unpack
@@ -62,7 +63,7 @@ class Link:
     def __init__(self, comm: Communicator, peer: int) -> None:
         self.peer = peer
         self._comm = comm
-        self._native = comm._native
+        self._native = internals_of(comm).engine
         self._other = 1 - comm.rank
         #: Asynchronous sends with the owners of their memory, which must live until they are done.
         self._sending: deque[tuple[Any, Any]] = deque()

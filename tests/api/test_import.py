@@ -9,9 +9,7 @@ from harness import python
 #: Modules of ours behind ``pycoll.all_reduce``; joining, plans, proofs and tools come later.
 OURS = """
     _core arrays arrays.device_view arrays.host_arrays arrays.p2p_message arrays.registry
-    arrays.rows comm comm.coded_ends comm.codecs comm.communicator comm.cpu_balancing
-    comm.data_movement comm.dynamo
-    comm.objects comm.operations comm.pickled comm.point_to_point comm.reductions comm.work
+    comm comm.codecs comm.communicator comm.dynamo comm.operations comm.point_to_point comm.work
     comm.world errors
     foreign_words ops schedule schedule.collectives types
 """
@@ -28,7 +26,7 @@ NEVER = "asyncio click cupy jax matplotlib ml_dtypes mpi4py multiprocessing rich
 
 #: Bytes of source that `import pycoll` and a first call compile where no byte code is kept. That is
 #: most of the time of an import, which `bench/overhead.py` measures.
-SOURCE_BYTES = 240_000
+SOURCE_BYTES = 200_000
 
 
 def test_import_compiles_little() -> None:
@@ -40,7 +38,7 @@ ours = [module for name, module in sys.modules.items() if name.split(".")[0] == 
 print(*(module.__file__ for module in ours if module.__file__.endswith(".py")), sep="\\n")
 """
     sizes = {line: Path(line).stat().st_size for line in python(code).splitlines()}
-    assert len(sizes) > 20
+    assert len(sizes) >= 20
     assert sum(sizes.values()) <= SOURCE_BYTES, sizes
 
 

@@ -13,6 +13,7 @@ from pycoll.bootstrap.discovery import identity
 from pycoll.bootstrap.discovery.cores import core_text, usable_cores
 from pycoll.bootstrap.discovery.domains import Domains, find_domains
 from pycoll.bootstrap.discovery.identity import Identity, domains_of
+from pycoll.comm.operations import internals_of
 from pycoll.config import Config
 
 
@@ -99,7 +100,7 @@ def test_plans_follow_the_domains_and_ranks_keep_their_places() -> None:
     comms = pycoll.local_world(8)
     try:
         first = comms[0]
-        assert first._topology.inner == ((0, 0, 0, 1, 1, 1, 2, 2),)
+        assert internals_of(first).compiler.topology.inner == ((0, 0, 0, 1, 1, 1, 2, 2),)
         assert [comm.local_rank for comm in comms] == list(range(8))
         assert {(comm.local_size, comm.cross_rank, comm.cross_size) for comm in comms} == {
             (8, 0, 1)
@@ -116,9 +117,9 @@ def test_plans_follow_the_domains_and_ranks_keep_their_places() -> None:
             ]
             for work in works:
                 assert (work.wait() == np.arange(3001) * 36).all()
-        plan = first._plans._plans
-        assert any(key.name == "hierarchical" for key in plan)
-        assert first._plans.followed.hosts == ((0, 1, 2), (3, 4, 5), (6, 7))
+        plans = internals_of(first).compiler.plans
+        assert any(key.name == "hierarchical" for key in plans._plans)
+        assert plans.followed.hosts == ((0, 1, 2), (3, 4, 5), (6, 7))
     finally:
         for comm in comms:
             comm.close()
@@ -128,8 +129,9 @@ def test_plans_follow_the_domains_and_ranks_keep_their_places() -> None:
 def test_a_part_in_one_domain_has_no_levels() -> None:
     comms = pycoll.local_world(3)
     try:
-        assert comms[0]._topology.inner == ()
-        assert comms[0]._plans.followed is comms[0]._topology
+        compiler = internals_of(comms[0]).compiler
+        assert compiler.topology.inner == ()
+        assert compiler.plans.followed is compiler.topology
     finally:
         for comm in comms:
             comm.close()

@@ -274,7 +274,7 @@ def test_methods_look_like_methods() -> None:
     assert len({comm.all_reduce, comm.all_reduce}) == 1
     assert "all_reduce of <pycoll.Communicator" in repr(comm.all_reduce)
     assert repr(pycoll.all_reduce) == "<function pycoll.all_reduce>"
-    assert Comm.all_reduce(comm, 2) == 2 and Comm.all_reduce is Comm.__mro__[1].all_reduce
+    assert Comm.all_reduce(comm, 2) == 2 and Comm.all_reduce is vars(Comm)["all_reduce"]
 
 
 def test_subclasses_may_override() -> None:

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 import pycoll
 from pycoll import InvalidArgumentError, MismatchError, Work, _core
-from pycoll.comm.fused_memory import FusedMemory
+from pycoll.comm.fused_batches import FusedMemory
+from pycoll.comm.operations import internals_of
 
 Comm = pycoll.Communicator
 
@@ -305,8 +306,9 @@ def test_lists_in_flight_have_memory_of_their_own() -> None:
             for n, work in reversed(list(enumerate(works))):
                 for found in work.wait():
                     assert np.array_equal(found, np.full(3000, 2 * (10 * turn + n) + 1))
-            places.add(frozenset(one.ctypes.data for one in comm._fused_memory._kept))
-            assert len(comm._fused_memory._kept) == 2
+            kept = internals_of(comm).runner.fused_memory._kept
+            places.add(frozenset(one.ctypes.data for one in kept))
+            assert len(kept) == 2
         assert len(places) == 1, "later lists use the memory of earlier ones"
 
     world_in_threads(2).run(rank)

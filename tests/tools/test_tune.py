@@ -20,6 +20,7 @@ from pycoll import _core
 from pycoll.bootstrap import join_threads
 from pycoll.comm import start_tuning
 from pycoll.comm.communicator import Communicator
+from pycoll.comm.operations import internals_of
 from pycoll.comm.start_tuning import tuning_text
 from pycoll.compress import Block
 from pycoll.config import Config
@@ -203,7 +204,7 @@ def test_all_ranks_use_the_values_of_rank_0(tmp_path: Path) -> None:
     try:
         known = Parameters(inside=KNOWN).with_ranks_per_core(joined_all[0].oversubscription)
         for comm in comms:
-            parameters = comm._plans.parameters
+            parameters = internals_of(comm).compiler.plans.parameters
             assert parameters.inside == known.inside
             assert parameters.segment_bytes == 16384
             assert str(first) in comm.explain("all_reduce", 1 << 20)
@@ -243,10 +244,12 @@ def stores_of(comm: pycoll.Communicator) -> tuple[str, str, float]:
     part = comm.split(0)
     assert part is not None
     with part:
-        assert part._slot_stores == comm._slot_stores
+        tunings = [internals_of(one).joined.tuning for one in (part, comm)]
+        stores = [slot_stores.slot_stores_of(text) for text in tunings]
+        assert stores[0] == stores[1]
         x = part.all_reduce(np.full(1 << 16, comm.rank + 1.0, np.float32))
     text = comm.explain("all_reduce", 1 << 20)
-    return comm._slot_stores, text.splitlines()[-1].strip(), float(x[-1])
+    return stores[1], text.splitlines()[-1].strip(), float(x[-1])
 
 
 @pytest.mark.parametrize("stores", slot_stores.KINDS)
@@ -384,8 +387,9 @@ def test_children_of_a_split_keep_the_values(
         child = comm.split(0)
         assert child is not None
         with child:
-            assert child._plans.parameters == comm._plans.parameters
-            assert child._plans.parameters.inside == KNOWN
+            found, given = (internals_of(one).compiler.plans.parameters for one in (child, comm))
+            assert found == given
+            assert found.inside == KNOWN
 
 
 # The command

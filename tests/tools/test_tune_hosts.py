@@ -320,9 +320,10 @@ def test_a_job_that_cannot_tune_is_told_why(
 
 JOB = """
 import json, os, pycoll
+from pycoll.comm.operations import internals_of
 pycoll.init()
 comm = pycoll.world()
-links = comm._plans.parameters
+links = internals_of(comm).compiler.plans.parameters
 names = [comm.choice("all_reduce", n) for n in (8, 1 << 14, 1 << 20)]
 text = comm.explain("all_reduce", 1 << 20)
 os.write(1, json.dumps([names, repr(links), text]).encode() + b"\\n")

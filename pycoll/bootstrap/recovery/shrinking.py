@@ -33,11 +33,12 @@ class Successor:
 
     The first communicator makes it, its successors share it. ``hold`` and ``release`` count them;
     after the last ``release`` this rank is gone for the others. Ranks here are those of the first
-    communicator. ``post`` is this rank's mailbox, which the object owns.
+    communicator, and ``name`` is its name. ``post`` is this rank's mailbox, which the object owns.
     """
 
-    def __init__(self, post: Post, rank: int, identities: Sequence[Identity]) -> None:
+    def __init__(self, post: Post, rank: int, identities: Sequence[Identity], name: str) -> None:
         self.post = post
+        self._name = name
         self.names = [identity.name for identity in identities]
         self._one_machine = len({identity.machine for identity in identities}) == 1
         self._succession = Succession(rank, tuple(range(len(identities))))
@@ -60,9 +61,7 @@ class Successor:
         if self._holders == 0:
             self.post.close()
 
-    def shrink(
-        self, config: Config, name: str, tuning: str, timeout_s: float
-    ) -> tuple[Joined, str]:
+    def shrink(self, config: Config, tuning: str, timeout_s: float) -> tuple[Joined, str]:
         """Agree with the other survivors and connect to them. Return the new place of this rank,
         and the name of the new communicator.
 
@@ -78,7 +77,7 @@ class Successor:
         try:
             self.post.begin()
             pump.start()
-            return self._attempts(config, name, tuning, Deadline(timeout_s))
+            return self._attempts(config, tuning, Deadline(timeout_s))
         finally:
             ending.set()
             if pump.ident is not None:
@@ -86,9 +85,7 @@ class Successor:
             self.post.end()
             self._busy.release()
 
-    def _attempts(
-        self, config: Config, name: str, tuning: str, deadline: Deadline
-    ) -> tuple[Joined, str]:
+    def _attempts(self, config: Config, tuning: str, deadline: Deadline) -> tuple[Joined, str]:
         patience_s = _PATIENCE_SHARE * deadline.seconds
         last: errors.PycollError | None = None
         for attempt in range(ATTEMPTS):
@@ -101,7 +98,7 @@ class Successor:
                 try:
                     limit = deadline.within(patience_s / 2)
                     exchange = self._meet(roll, listener, config, limit)
-                    return self._connect(exchange, config, f"{name}~{number}", tuning, limit)
+                    return self._connect(exchange, config, f"{self._name}~{number}", tuning, limit)
                 except (
                     errors.PeerLostError,
                     errors.TimeoutError,

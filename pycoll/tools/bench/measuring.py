@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pycoll.comm.operations import internals_of
 from pycoll.errors import InvalidArgumentError, PycollError
 from pycoll.foreign_words import about_dtype
 from pycoll.schedule.collectives import REDUCING, ROOTED, Collective
@@ -234,7 +235,7 @@ def measure(
 
 def hosts_of(comm: Communicator) -> Topology:
     """Return the topology: the ranks of each host, and the domains inside hosts."""
-    return comm._topology
+    return internals_of(comm).compiler.topology
 
 
 def measure_all(comm: Communicator, options: BenchOptions) -> Iterator[Measurement]:

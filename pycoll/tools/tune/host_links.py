@@ -27,11 +27,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from pycoll.arrays.registry import shared_arrays
-from pycoll.bootstrap.discovery.identity import ranks_per_core, transport_across
+from pycoll.bootstrap.discovery.identity import Identity, ranks_per_core, transport_across
+from pycoll.comm.operations import internals_of
 from pycoll.cost import codec_rates, tuning_file
 from pycoll.cost.codec_rates import CodecRate
 from pycoll.cost.model import LINKS, SEGMENT_BYTES, Link
 from pycoll.cost.selection import MEMORIES, ORDINARY, SHARED
+from pycoll.cost.slot_stores import slot_stores_of
 from pycoll.cost.tuning_file import DOMAINS, Medium, Network, Tuning
 from pycoll.errors import InvalidArgumentError, PycollError
 from pycoll.tools.bench.command import progress_bar
@@ -176,7 +178,7 @@ class HostsTuner:
 
         Raises PycollError on all ranks if a result was wrong.
         """
-        oversubscription = ranks_per_core(self._comm._identities)
+        oversubscription = ranks_per_core(_identities(self._comm))
         phases = phases_of(self._topology, oversubscription, len(self._comm.hosts) == 1)
         total = sum(
             len(list(self._cases(phase))) * len(phase.segments) * len(phase.memories)
@@ -190,7 +192,7 @@ class HostsTuner:
         blob = b""
         if self._comm.rank == 0:
             blob = json.dumps(tuning_file.network_as_json(self._fit_network(phases))).encode()
-        return tuning_file.network_from_json(json.loads(self._comm._gather_blobs(blob)[0]))
+        return tuning_file.network_from_json(json.loads(_gather(self._comm, blob)[0]))
 
     def _cases(self, phase: Phase) -> Iterator[tuple[str, int, list[str]]]:
         """(collective, bytes, algorithms) of every case, in order.
@@ -225,14 +227,17 @@ class HostsTuner:
             if group is not None:
                 group.close()
         own = [[segment_bytes, memory, asdict(line)] for segment_bytes, memory, line in lines]
-        for blob in self._comm._gather_blobs(json.dumps(own).encode()):
+        for blob in _gather(self._comm, json.dumps(own).encode()):
             for segment_bytes, memory, line in json.loads(blob):
                 self._take(phase, segment_bytes, memory, Measurement(**line))
 
     def _group(self, phase: Phase, segment_bytes: int) -> Communicator | None:
         media = {name: Medium(LINKS[name], segment_bytes) for name in tuning_file.BUILT_IN.media}
-        text = Tuning(media, "being measured", slot_stores=self._comm._slot_stores).to_text()
-        return self._comm._split(phase.colors[self._comm.rank], 0, text)
+        internals = internals_of(self._comm)
+        slot_stores = slot_stores_of(internals.joined.tuning)
+        text = Tuning(media, "being measured", slot_stores=slot_stores).to_text()
+        made = internals.lifecycle.split(phase.colors[self._comm.rank], 0, text)
+        return None if made is None else type(self._comm)(*made)
 
     def _take(self, phase: Phase, segment_bytes: int, memory: str, line: Measurement) -> None:
         if line.wrong:
@@ -250,7 +255,7 @@ class HostsTuner:
     def _fit_network(self, phases: Sequence[Phase]) -> Network:
         alone, *more = phases
         one_host = len(self._comm.hosts) == 1
-        transport = DOMAINS if one_host else transport_across(self._comm._identities)
+        transport = DOMAINS if one_host else transport_across(_identities(self._comm))
         found = fit(self._observations(alone.name), LINKS[transport])
         across = found.link
         for phase in more:
@@ -264,7 +269,7 @@ class HostsTuner:
                 found = fit(self._observations(phase.name), LINKS["shm"], spills_from=spills_from())
                 inside = Medium(found.link, self._segment(phase.name))
                 self._tell("inside", inside, phase.name, found)
-        hosts = {name.rpartition(":")[0] for name in self._comm._names}
+        hosts = {name.rpartition(":")[0] for name in self._comm.names}
         made = datetime.date.today().isoformat()
         return Network(tuple(sorted(hosts)), transport, medium, inside, made)
 
@@ -304,7 +309,7 @@ def run_tune_hosts(options: HostsOptions, say: Callable[[str], None]) -> Network
     comm = pycoll.init()
     try:
         topology = hosts_of(comm)
-        links = _measured_ends(topology, ranks_per_core(comm._identities))
+        links = _measured_ends(topology, ranks_per_core(_identities(comm)))
         leads = topology.local_rank(comm.rank) == 0 if options.path is None else comm.rank == 0
         path = _agree_on(comm, lambda: place_to_store(options.path) if leads else None)
         if comm.rank == 0:
@@ -340,7 +345,7 @@ def _measured_ends(topology: Topology, oversubscription: float) -> str:
 def _slowest_rates(comm: Communicator, topology: Topology, quick: bool) -> tuple[CodecRate, ...]:
     """The rates of codecs on the slowest host, equal on all ranks; one rank per host measures."""
     own = measured_rates(quick) if topology.local_rank(comm.rank) == 0 else ()
-    blobs = comm._gather_blobs(json.dumps(codec_rates.as_json(own)).encode())
+    blobs = _gather(comm, json.dumps(codec_rates.as_json(own)).encode())
     told = [codec_rates.parse_rates(data) for data in map(json.loads, blobs) if data]
     return tuple(
         CodecRate(
@@ -366,9 +371,18 @@ def _agree_on(comm: Communicator, act: Callable[[], _T]) -> _T | None:
     try:
         found = act()
     except InvalidArgumentError as error:
-        refusal = f"host {comm._names[comm.rank].rpartition(':')[0]}: {error}"
-    refusals = [blob.decode() for blob in comm._gather_blobs(refusal.encode()) if blob]
+        refusal = f"host {comm.names[comm.rank].rpartition(':')[0]}: {error}"
+    refusals = [blob.decode() for blob in _gather(comm, refusal.encode()) if blob]
     if refusals:
         more = f"; and {len(refusals) - 1} more hosts" if len(refusals) > 1 else ""
         raise InvalidArgumentError(refusals[0] + more)
     return found
+
+
+def _identities(comm: Communicator) -> Sequence[Identity]:
+    return internals_of(comm).joined.identities
+
+
+def _gather(comm: Communicator, blob: bytes) -> list[bytes]:
+    """Return bytes of all ranks, in rank order."""
+    return internals_of(comm).exchanges.gather_blobs(blob)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from pycoll.comm.operations import internals_of
 from pycoll.comm.pickled import Parts, dump, load
 from pycoll.errors import InvalidArgumentError
 from pycoll.torch.horovod import horovod_world
@@ -78,7 +79,7 @@ def broadcast_object(
     root = place_of(root_rank, process_set)
     mine = _dump(obj) if is_root else None
     terms = {"what": "broadcast_object", "root_rank": root_rank}
-    task = _Objects(terms, lambda comm: comm._broadcast_parts(mine, root))
+    task = _Objects(terms, lambda comm: internals_of(comm).objects.broadcast_parts(mine, root))
     parts: Parts = _run_task(mine, task, name, process_set)
     return obj if is_root else load(parts)
 
@@ -104,6 +105,8 @@ def allgather_object(
     [{'rank': 0}]
     """
     mine = _dump(obj)
-    task = _Objects({"what": "allgather_object"}, lambda comm: comm._all_gather_parts(mine))
+    task = _Objects(
+        {"what": "allgather_object"}, lambda comm: internals_of(comm).objects.all_gather_parts(mine)
+    )
     found: list[Parts] = _run_task(mine, task, name, process_set)
     return [load(one) for one in found]
