@@ -255,6 +255,35 @@ def test_no_includes_form_a_cycle() -> None:
     assert cycles_of(units) == []
 
 
+#: A function of a class, defined outside of the class.
+DEFINITION = re.compile(r"(?m)^(?!\s|return\b)(?:[\w:<>*&,\[\] ]+[ *&])?(?:\w+::)*(\w+)::~?\w+\(")
+
+
+def sources_of_classes(texts: dict[str, str]) -> dict[str, set[str]]:
+    """For each class, named with its folder, the sources that define functions of it."""
+    sources: dict[str, set[str]] = {}
+    for name, text in texts.items():
+        folder, _, file = name.rpartition("/")
+        if not file.endswith(".cpp") or file.startswith("no_"):  # no_*.cpp: builds without a part
+            continue
+        for one in DEFINITION.findall(text):
+            sources.setdefault(f"{folder}: {one}", set()).add(file)
+    return sources
+
+
+def test_a_class_is_one_source() -> None:
+    texts = {
+        "a/x.cpp": "Wide::Wide(int one) : one_(one) {}\nvoid Wide::go() {\n  return Other::go();\n",
+        "a/y.cpp": "std::vector<int> Wide::all() const {",
+        "a/no_x.cpp": "void Wide::go() {",
+        "a/y.h": "void Narrow::go() {",
+    }
+    assert sources_of_classes(texts) == {"a: Wide": {"x.cpp", "y.cpp"}}
+    sources = sources_of_classes(native_texts())
+    assert len(sources) > 50
+    assert {one: found for one, found in sources.items() if len(found) > 1} == {}
+
+
 def folders_above(folder: str, units: dict[str, set[str]]) -> set[str]:
     """The folders of the same layer that `folder`, with its subfolders, includes and may not."""
     layer = folder.rpartition("/")[0]

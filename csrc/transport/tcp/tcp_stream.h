@@ -131,7 +131,7 @@ class TcpStream {
 
   bool is_home(std::uint32_t channel) const { return &streams_.home(channel) == this; }
 
-  // Input (tcp_stream_in.cpp).
+  // Input.
   [[nodiscard]] bool read_once(std::size_t* frames, bool* more);
   struct Predicted {
     std::array<std::byte*, kPredictedMax> payloads = {};
@@ -150,7 +150,7 @@ class TcpStream {
   void end_of_input(int error);
   void fail_malformed(const std::string& what);
 
-  // Output (tcp_stream_out.cpp).
+  // Output.
   [[nodiscard]] bool stage_batch(std::size_t* segments);
   ssize_t send_batch() const;
   OutFrame& stage_frame(FrameType type, std::uint32_t bytes);
