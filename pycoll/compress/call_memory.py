@@ -38,7 +38,7 @@ class CallLayout:
 
 
 class CallMemory:
-    """What a Feedback keeps of the arrays of one call; without one, every method does nothing.
+    """The memory of one call's arrays in a Feedback; without one, no method does anything.
 
     ``kind``: the type in which values are computed.
     """
