@@ -190,6 +190,15 @@ def test_the_executor_knows_no_collective() -> None:
     assert [name_of(p) for p in sources if "plan/layout.h" in reached_headers(p)] == []
 
 
+def test_the_build_of_kernels_knows_their_headers() -> None:
+    """A header that it does not list changes without a new build of the kernels."""
+    text = (ROOT / "csrc/device/kernels/cuda.cmake").read_text()
+    (names,) = re.findall(r"(?s)set\(headers (.*?)\)", text)
+    (short,) = re.findall(r"(?s)foreach\(name (.*?)\)", text)
+    listed = {*names.split(), *(f"device/kernels/{name}.h" for name in short.split())}
+    assert listed == reached_headers(ROOT / "csrc/device/kernels/kernels.cu")
+
+
 #: Folders that may not include others of their layer, beside themselves.
 FOLDERS_BELOW = {
     "csrc/transport/shm": set(),

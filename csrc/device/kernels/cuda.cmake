@@ -37,8 +37,8 @@ if(PYCOLL_HAVE_CUDA)
               kernels/cpu/lanes.h kernels/reduce.h device/kernels/codes/code_blocks.h
               device/kernels/codes/coding.h device/kernels/codes/quads.h
               device/kernels/codes/sparse_coding.h device/kernels/codes/sparse_sections.h)
-  foreach(name arrays direct_write_windows executor formats local memory memory_cuda memory_emulated pack
-          packing program protocols reductions wire_elements)
+  foreach(name arrays direct_write_windows executor formats local memory memory_cuda
+          memory_emulated pack packing program protocols reductions wire_elements)
     list(APPEND headers device/kernels/${name}.h)
   endforeach()
   list(TRANSFORM headers PREPEND ${CMAKE_CURRENT_SOURCE_DIR}/)
