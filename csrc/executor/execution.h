@@ -87,7 +87,9 @@ class Execution {
   void hold_memory(const std::byte* input, const std::byte* output);
   void open_windows() const;
   Progress advance_lane(std::size_t number, int rows);
-  Progress run_row(Lane& lane);
+  // Never inlined: between the loops of its callers the compiler would keep fewer of the row's
+  // values in registers.
+  [[gnu::noinline]] Progress run_row(Lane& lane);
   Progress take(const plan::Row& row, std::size_t bytes, std::size_t code_bytes, Arrived* all);
   [[nodiscard]] bool skips(const Port& port, std::uint64_t sequence) const;
   [[nodiscard]] bool is_read(const std::byte* target, std::size_t bytes) const;
