@@ -466,14 +466,14 @@ class CallRunner:
 
         told = None if identity and async_op else offer
 
-        def start(finish: Callable[[], Any]) -> Any:
-            return self.start(
-                compiled, source, target, counts, async_op, finish, where, told, residual
-            )
-
+        call = compiled, source, target, counts, async_op
         if feedback is None or not async_op:
-            return start(finish)
-        return feedback.serve(self.engine.failure, finish, start)
+            return self.start(*call, finish, where, told, residual)
+        return feedback.serve(
+            self.engine.failure,
+            finish,
+            lambda finish: self.start(*call, finish, where, told, residual),
+        )
 
     def start(
         self,

@@ -98,7 +98,12 @@ class CompiledCall(NamedTuple):
         ``arrays``: pairs of bytes and shape, which must be equal on all ranks. ``call``: all arrays
         of the list or group, which a MismatchError names.
         """
-        return self._replace(key=self.key ^ _core.arrays_key(list(arrays)), arrays=call)
+        plan, key, dtype, op, segment_bytes, reduction, user, _, codec, divisor = self
+        key ^= _core.arrays_key(list(arrays))
+        # Every call comes here, and _replace() would take several times as long.
+        return CompiledCall(
+            plan, key, dtype, op, segment_bytes, reduction, user, call, codec, divisor
+        )
 
 
 class MessageKey(NamedTuple):
