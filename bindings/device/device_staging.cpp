@@ -106,7 +106,7 @@ class StagingHandle {
 using StagedWords = std::tuple<bool, int, std::uint32_t, std::uintptr_t, std::uint64_t,
                                std::uintptr_t, std::vector<py::tuple>, std::vector<py::tuple>>;
 
-std::vector<std::shared_ptr<Staging::StagedMessage>> begin_messages(
+std::vector<std::shared_ptr<device::StagedMessage>> begin_messages(
     const StagingHandle& self, const std::vector<StagedWords>& words) {
   std::vector<Staging::Terms> all;
   all.reserve(words.size());
@@ -114,12 +114,12 @@ std::vector<std::shared_ptr<Staging::StagedMessage>> begin_messages(
     all.push_back({sends, peer, tag, address, bytes, self.host()->timeout(), stream_of(stream),
                    copies_of(before, after)});
   }
-  std::vector<std::shared_ptr<Staging::StagedMessage>> messages;
+  std::vector<std::shared_ptr<device::StagedMessage>> messages;
   self.run([&](Staging& native) { return native.begin(all, &messages); });
   return messages;
 }
 
-bool message_passed(const StagingHandle& self, const Staging::StagedMessage& message) {
+bool message_passed(const StagingHandle& self, const device::StagedMessage& message) {
   bool is_past = false;
   self.run([&](const Staging& native) { return native.check_passed(message, &is_past); });
   return is_past;
@@ -147,7 +147,7 @@ device::Copies copies_of(const std::vector<py::tuple>& before,
 }
 
 void bind_staging(py::module_& module) {
-  [[maybe_unused]] const py::class_<Staging::StagedMessage, std::shared_ptr<Staging::StagedMessage>>
+  [[maybe_unused]] const py::class_<device::StagedMessage, std::shared_ptr<device::StagedMessage>>
       messages(module, "StagedMessage", "A message that goes through host staging.");
   py::class_<StagingHandle>(module, "DeviceStaging",
                             "Host staging of messages of one rank's device arrays.")
@@ -171,14 +171,14 @@ void bind_staging(py::module_& module) {
            "Begin messages: (sends, peer, tag, address, bytes, stream, copies before, after).")
       .def(
           "join",
-          [](const StagingHandle& self, Staging::StagedMessage& message, std::uintptr_t stream) {
+          [](const StagingHandle& self, device::StagedMessage& message, std::uintptr_t stream) {
             self.run([&](Staging& native) { return native.join(message, stream_of(stream)); });
           },
           py::arg("mark"), py::arg("stream"))
       .def("passed", &message_passed, py::arg("mark"))
       .def(
           "is_over",
-          [](const StagingHandle&, const Staging::StagedMessage& message) {
+          [](const StagingHandle&, const device::StagedMessage& message) {
             return Staging::is_over(message);
           },
           py::arg("mark"), "Whether the array is no longer in use.")

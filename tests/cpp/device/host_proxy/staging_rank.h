@@ -19,7 +19,7 @@ namespace pycoll::testing {
 
 using device::Staging;
 using executor::MessageRequest;
-using Messages = std::vector<std::shared_ptr<Staging::StagedMessage>>;
+using Messages = std::vector<std::shared_ptr<device::StagedMessage>>;
 
 inline std::atomic<int> allocations{0};
 inline std::atomic<int> events{0};
