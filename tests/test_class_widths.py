@@ -20,14 +20,12 @@ EXCEPTIONS = {
     "membership.Membership": "torch.distributed calls these methods of a ProcessGroup by name",
     "process_group.PycollProcessGroup": "torch.distributed calls a method for each collective",
     "hooks.PowerSGDState": "it takes the arguments of torch's PowerSGDState, in torch's order",
-    "operations.Core": _REDESIGN,
     "device::Communicator": _REDESIGN,
     "device::Ll": "a protocol of device kernels, whose functions Pattern uses for its lines, too",
     "device::Programs": "one owner makes it, with the parts that it refers to",
     "kernels::VectorUnit": "the instructions of a processor that kernels use, one function each",
     "transport::SimWorld": "simulated time, network and faults change together at each event",
     "transport::shm::Arena": "allocations, lookups and forks work on one map under one lock",
-    "transport::verbs::VerbsLink": _REDESIGN,
 }
 
 

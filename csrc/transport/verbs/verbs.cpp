@@ -1,6 +1,5 @@
 #include "transport/verbs/verbs.h"
 
-#include <arpa/inet.h>
 #include <poll.h>
 #include <sched.h>
 #include <sys/epoll.h>
@@ -15,7 +14,7 @@
 
 #include "base/assert.h"
 #include "base/life_signs.h"
-#include "transport/verbs/verbs_link.h"
+#include "transport/verbs/link/verbs_link.h"
 
 namespace pycoll::transport {
 namespace verbs {
@@ -55,10 +54,10 @@ class Medium final : public VerbsTransport {
   void lapse(const std::byte* data, std::size_t bytes) override { ports_->lapse(data, bytes); }
   Status enter(const Region& region) override { return ports_->enter(region); }
   std::string grant(int peer, std::uint64_t offset, std::size_t bytes) override {
-    return by_rank_[static_cast<std::size_t>(peer)]->grant(offset, bytes);
+    return by_rank_[static_cast<std::size_t>(peer)]->grants().grant(offset, bytes);
   }
   Status accept(int peer, const std::string& grant) override {
-    return by_rank_[static_cast<std::size_t>(peer)]->accept(grant);
+    return by_rank_[static_cast<std::size_t>(peer)]->grants().accept(grant);
   }
   void close() override;
 
@@ -154,7 +153,8 @@ Status Medium::attach(int peer, const std::string& address, UniqueFd liveness, s
   end_with_process(liveness.get());
   Status status = link->connect(address, std::move(liveness), std::move(name));
   if (!status.ok()) return status;
-  if (!watch(link->liveness_fd(), EPOLLIN | EPOLLRDHUP, static_cast<std::uint32_t>(peer))) {
+  if (!watch(link->peer_watch().liveness_fd(), EPOLLIN | EPOLLRDHUP,
+             static_cast<std::uint32_t>(peer))) {
     link->fail("its process cannot be watched");
     return ports_->first().device->refused(
         "cannot watch the process of peer " + std::to_string(peer), errno);
@@ -203,27 +203,21 @@ bool Medium::take(const ibv_wc& completion) {
   VerbsLink* owner = by_rank_[static_cast<std::size_t>(Rail::peer_of(number))].get();
   if (owner == nullptr) return false;  // its pair was destroyed by forget()
   VerbsLink& link = *owner;
-  const std::uint32_t rail = Rail::index_of(number);
-  const bool open = link.state() == LinkState::kOpen;
+  bool changed = false;
   if (completion.status != IBV_WC_SUCCESS) {
     // The device may have reported the reason, which belongs in the link's error text.
-    (void)look_at_trouble();
-    link.handle_failure(rail, completion);
+    changed = look_at_trouble();
     failures_ = true;
-    if (!Queue::is_receive(completion.wr_id)) (void)link.handle_send(rail, completion.wr_id);
-    if (open && link.state() == LinkState::kClosed) drop_liveness(link);
-    return open;
   }
-  const bool news = Queue::is_receive(completion.wr_id)
-                        ? link.handle_receive(rail, ntohl(completion.imm_data), completion.byte_len)
-                        : link.handle_send(rail, completion.wr_id);
+  const bool open = link.state() == LinkState::kOpen;
+  const bool news = link.take(completion);
   if (open && link.state() != LinkState::kOpen) drop_liveness(link);
-  return news;
+  return news || changed;
 }
 
 bool Medium::has_new_notices() {
   std::uint64_t received = 0;
-  for (const VerbsLink* link : links_) received += link->notice_count();
+  for (const VerbsLink* link : links_) received += link->notices().count();
   return std::exchange(seen_notices_, received) != received;
 }
 
@@ -231,20 +225,16 @@ bool Medium::has_new_notices() {
 bool Medium::judge() {
   failures_ = false;
   const Nanoseconds now = clock_.now();
-  bool changed = false;
-  for (VerbsLink* link : links_) {
-    const bool open = link->state() == LinkState::kOpen;
-    link->judge(now);
-    changed |= open && link->state() != LinkState::kOpen;
-  }
-  return end_graces(now) || changed;
+  for (VerbsLink* link : links_) link->peer_watch().judge(now);
+  return end_graces(now);
 }
 
 // A socket that has ended would keep event_fd() readable for ever.
 void Medium::drop_liveness(VerbsLink& link) {
-  if (link.liveness_fd() < 0) return;
-  (void)::epoll_ctl(events_.get(), EPOLL_CTL_DEL, link.liveness_fd(), nullptr);
-  link.drop_liveness();
+  PeerWatch& watch = link.peer_watch();
+  if (watch.liveness_fd() < 0) return;
+  (void)::epoll_ctl(events_.get(), EPOLL_CTL_DEL, watch.liveness_fd(), nullptr);
+  watch.drop_liveness();
 }
 
 bool Medium::events_due() {
@@ -283,7 +273,7 @@ bool Medium::look_at_events() {
       continue;
     }
     VerbsLink& link = *by_rank_[tag];
-    if (!link.read_liveness(looked_)) continue;
+    if (!link.peer_watch().read_liveness(looked_)) continue;
     drop_liveness(link);
     gone = true;
     changed |= link.state() == LinkState::kLost;
@@ -297,13 +287,14 @@ bool Medium::end_graces(Nanoseconds now) {
   bool changed = false;
   Nanoseconds next = kForever;
   for (VerbsLink* link : links_) {
-    link->watch_ports(now);
-    if (link->grace_ends() == kForever) continue;
-    if (link->grace_is_over(now)) {
-      link->end_grace();
+    PeerWatch& watch = link->peer_watch();
+    watch.watch_ports(now);
+    if (watch.grace_ends() == kForever) continue;
+    if (watch.grace_is_over(now)) {
+      link->fail(watch.reason());
       changed = true;
     } else {
-      next = std::min(next, link->grace_ends());
+      next = std::min(next, watch.grace_ends());
     }
   }
   if (next != timer_rings_) set_timer(next, now);
@@ -341,12 +332,12 @@ void Medium::disarm() {
 void Medium::let_go(LetGo what) {
   if (what == LetGo::kHandedOver || !events_.valid()) return;
   for (VerbsLink* link : links_) {
-    link->let_go();
-    if (link->state() != LinkState::kOpen && link->reads_user_memory()) link->stop();
+    link->sends().let_go();
+    if (link->state() != LinkState::kOpen && link->sends().reads_user_memory()) link->stop();
   }
   if (read_out(VerbsTransport::kLetGoLasts)) return;
   for (VerbsLink* link : links_) {
-    if (link->reads_user_memory()) link->stop();
+    if (link->sends().reads_user_memory()) link->stop();
   }
   (void)read_out(VerbsTransport::kLetGoLasts);
 }
@@ -354,7 +345,7 @@ void Medium::let_go(LetGo what) {
 // Waits until no device reads user memory and all failures are judged: a queue pair in error raises
 // more completions than one poll takes. Returns false if `patience` ends first.
 bool Medium::read_out(Nanoseconds patience) {
-  const auto reads = [](VerbsLink* link) { return link->reads_user_memory(); };
+  const auto reads = [](VerbsLink* link) { return link->sends().reads_user_memory(); };
   const Nanoseconds deadline = clock_.now() + patience;
   while (failures_ || std::any_of(links_.begin(), links_.end(), reads)) {
     if (clock_.now() >= deadline) return false;

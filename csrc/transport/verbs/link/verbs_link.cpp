@@ -1,13 +1,11 @@
-#include "transport/verbs/verbs_link.h"
+#include "transport/verbs/link/verbs_link.h"
 
-#include <sys/socket.h>
+#include <arpa/inet.h>
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
 #include <cstring>
 #include <span>
-#include <system_error>
 #include <utility>
 
 #include "base/assert.h"
@@ -16,15 +14,17 @@
 namespace pycoll::transport::verbs {
 
 VerbsLink::VerbsLink(const std::vector<OpenPort*>& ports, int peer)
-    : peer_(peer), rail_count_(static_cast<std::uint32_t>(ports.size())) {
+    : peer_(peer),
+      rail_count_(static_cast<std::uint32_t>(ports.size())),
+      sends_(*this),
+      grants_(rails, name_, peer),
+      peer_watch_(rails, name_) {
   rails.reserve(ports.size());
   for (OpenPort* port : ports) {
     rails.emplace_back(*port, peer, static_cast<std::uint32_t>(rails.size()), rail_count_);
   }
-  sends_.reserve(kChannelsMax);
   recvs_.reserve(kChannelsMax);
   for (std::uint32_t number = 0; number < kChannelsMax; ++number) {
-    sends_.emplace_back(number, static_cast<ChannelOwner&>(*this));
     recvs_.emplace_back(number, static_cast<ChannelOwner&>(*this));
   }
 }
@@ -66,7 +66,7 @@ Status VerbsLink::connect(const std::string& address, UniqueFd liveness, std::st
       return status;
     }
   }
-  liveness_ = std::move(liveness);
+  peer_watch_.begin(std::move(liveness));
   connected_ = true;
   return {};
 }
@@ -82,9 +82,7 @@ RecvChannel& VerbsLink::recv_channel(std::uint32_t number) {
 }
 
 void VerbsLink::post(const Notice& notice) {
-  if (outgoing_notice_.failure != 0) return;  // a failure is final
-  outgoing_notice_ = notice;
-  notice_waits_ = true;
+  if (!notices_.set(notice)) return;
   if (state_ == LinkState::kLost) {
     post_last_notice();
   } else {
@@ -92,35 +90,8 @@ void VerbsLink::post(const Notice& notice) {
   }
 }
 
-std::string VerbsLink::grant(std::uint64_t offset, std::size_t bytes) {
-  const Region& region = rails.front().region();
-  PYCOLL_ASSERT(region.peers_write && offset <= region.bytes && bytes <= region.bytes - offset,
-                "a grant of %zu bytes at %llu", bytes, static_cast<unsigned long long>(offset));
-  Grant made;
-  made.address = region.address + offset;
-  made.bytes = bytes;
-  for (const Rail& rail : rails) made.rkeys[rail.index()] = rail.region_keys().rkey;
-  granted_ = true;
-  return {reinterpret_cast<const char*>(&made), sizeof(made)};
-}
-
-Status VerbsLink::accept(const std::string& grant) {
-  Grant given;
-  if (grant.size() == sizeof(given)) std::memcpy(&given, grant.data(), sizeof(given));
-  if (grant.size() != sizeof(given) || given.magic != Grant::kMagic || given.bytes == 0 ||
-      given.address + given.bytes < given.bytes) {
-    return Status::error(Code::kInvalidArgument,
-                         "verbs: " + std::to_string(grant.size()) + " bytes from " + name_ +
-                             " are no grant of this pycoll version; run the same on every rank",
-                         {peer_});
-  }
-  accepted_ = given;
-  return {};
-}
-
 void VerbsLink::submit(std::uint32_t number) {
-  line_[(line_begin_ + line_count_) % kLineMax] = static_cast<std::uint8_t>(number);
-  ++line_count_;
+  sends_.enqueue(number);
   (void)flush();
 }
 
@@ -128,59 +99,6 @@ void VerbsLink::credit_due(std::uint32_t number, bool now) {
   if (state_ != LinkState::kOpen) return;
   credits_due_ |= 1u << number;
   if (now) (void)flush();
-}
-
-bool VerbsLink::handle_send(std::uint32_t index, std::uint64_t id) {
-  rails[index].queue().note_send(id);
-  silence_ends_ = kForever;
-  if (goodbye_received_ && state_ == LinkState::kOpen && !reads_user_memory()) {
-    end(LinkState::kClosed, "");
-    return true;
-  }
-  return std::exchange(has_waiter, false);
-}
-
-namespace {
-
-std::string reported_by(const Device& device) {
-  return "; the device reported: " + device.trouble();
-}
-
-}  // namespace
-
-void VerbsLink::handle_failure(std::uint32_t index, const ibv_wc& completion) {
-  rails[index].broken = true;
-  if (state_ != LinkState::kOpen || goodbye_received_ || !failure_.empty()) return;
-  Device& device = rails[index].device();
-  const std::string status = device.api().wc_status_str(completion.status);
-  failed_device_ = &device;
-  failed_here_ = completion.status == IBV_WC_LOC_QP_OP_ERR ||
-                 completion.status == IBV_WC_FATAL_ERR || completion.status == IBV_WC_GENERAL_ERR;
-  failure_ =
-      completion.status == IBV_WC_RETRY_EXC_ERR
-          ? no_answer(device) + " (" + status + ")"
-          : "the queue pair to " + name_ + " on " + device.name() + " failed (" + status + ")";
-}
-
-void VerbsLink::judge(Nanoseconds now) {
-  if (state_ != LinkState::kOpen || failure_.empty() || goodbye_received_) return;
-  if (failed_here_ && !is_explained()) {
-    grace_ends_ = std::min(grace_ends_, now + kReasonGrace);
-  } else {
-    fail(failure_text());
-  }
-}
-
-bool VerbsLink::is_explained() const {
-  return failed_device_ != nullptr && !failed_device_->trouble().empty();
-}
-
-std::string VerbsLink::failure_text() const {
-  return is_explained() ? failure_ + reported_by(*failed_device_) : failure_;
-}
-
-std::string VerbsLink::no_answer(const Device& device) const {
-  return name_ + " does not answer over " + device.name();
 }
 
 bool VerbsLink::uses(const Device& device) const {
@@ -194,84 +112,22 @@ void VerbsLink::end(LinkState state, std::string reason) {
   if (state_ != LinkState::kOpen) return;
   state_ = state;
   reason_ = std::move(reason);
-  grace_ends_ = silence_ends_ = kForever;
+  peer_watch_.retire();
   drop_output();
 }
 
 void VerbsLink::drop_output() {
-  line_count_ = 0;
   credits_due_ = 0;
-  notice_waits_ = notice_seen_due_ = false;
-  for (VerbsSendChannel& channel : sends_) channel.abandon();
-}
-
-void VerbsLink::let_go() {
-  has_let_go = true;
-  for (VerbsSendChannel& channel : sends_) channel.let_go();
-}
-
-bool VerbsLink::reads_user_memory() {
-  return !std::all_of(sends_.begin(), sends_.end(),
-                      [](VerbsSendChannel& channel) { return channel.flushed(); });
+  notices_.drop();
+  sends_.abandon();
 }
 
 void VerbsLink::stop() {
   for (Rail& rail : rails) {
-    const auto reads = [&](const VerbsSendChannel& one) { return one.reads_over(rail); };
-    if (std::none_of(sends_.begin(), sends_.end(), reads)) continue;
-    fail(failure_.empty() ? no_answer(rail.device()) : failure_text());
+    if (!sends_.reads_over(rail)) continue;
+    fail(peer_watch_.reason_to_stop(rail.device()));
     rail.broken = true;
     rail.queue().stop();
-  }
-}
-
-// The end of the connection means that the peer's process is gone, unless a goodbye is still on the
-// way. The peer saw that goodbye acknowledged before it closed the connection, but this rank's
-// device may report it later than the kernel reports the end.
-bool VerbsLink::read_liveness(Nanoseconds now) {
-  char bytes[64];
-  const ssize_t count = ::recv(liveness_.get(), bytes, sizeof(bytes), MSG_DONTWAIT);
-  const int error = count < 0 ? errno : 0;
-  if (error == EAGAIN || error == EINTR) return false;
-  if (state_ == LinkState::kOpen && !goodbye_received_) {
-    if (count > 0) {
-      fail(name_ + " sent bytes where none belong");
-    } else if (error != 0 && error != ECONNRESET) {
-      fail("no answer from " + name_ + ": " + std::generic_category().message(error));
-    } else {
-      grace_ends_ = std::min(grace_ends_, now + kGoodbyeGrace);
-    }
-  }
-  return true;
-}
-
-Rail* VerbsLink::silent_rail() {
-  const auto silent = std::find_if(rails.begin(), rails.end(), [](Rail& rail) {
-    return !rail.device().trouble().empty() && rail.queue().owes_completions();
-  });
-  return silent == rails.end() ? nullptr : &*silent;
-}
-
-void VerbsLink::watch_ports(Nanoseconds now) {
-  if (state_ != LinkState::kOpen || goodbye_received_ || silent_rail() == nullptr) {
-    silence_ends_ = kForever;
-  } else if (silence_ends_ == kForever) {
-    silence_ends_ = now + kSilenceLasts;
-  }
-}
-
-bool VerbsLink::grace_is_over(Nanoseconds now) const {
-  return grace_ends() <= now || (!failure_.empty() && is_explained());
-}
-
-void VerbsLink::end_grace() {
-  const Rail* silent = silent_rail();
-  if (!failure_.empty()) {
-    fail(failure_text());
-  } else if (silent != nullptr && silence_ends_ < grace_ends_) {
-    fail(no_answer(silent->device()) + reported_by(silent->device()));
-  } else {
-    fail("the process of " + name_ + " ended without a goodbye");
   }
 }
 
@@ -280,14 +136,13 @@ void VerbsLink::end_grace() {
 // --- output
 
 bool VerbsLink::has_output() const {
-  const bool notice = notice_waits_ && (outgoing_notice_.failure != 0 || !notice_unread_);
-  return line_count_ != 0 || credits_due_ != 0 || notice || notice_seen_due_ ||
-         goodbye_ == Goodbye::kWanted;
+  return sends_.has_waiting() || credits_due_ != 0 || notices_.is_due() ||
+         notices_.owes_receipt() || goodbye_ == Goodbye::kWanted;
 }
 
 bool VerbsLink::flush() {
   if (state_ != LinkState::kOpen || !connected_ || goodbye_received_) return false;
-  if (!failure_.empty()) return false;
+  if (peer_watch_.has_failed()) return false;
   bool moved = false;
   while (has_space() && post_one()) moved = true;
   for (Rail& rail : rails) rail.queue().ring();
@@ -311,17 +166,12 @@ bool VerbsLink::has_space() {
 // first rail carries the messages that belong to no channel.
 bool VerbsLink::post_one() {
   Rail& home = rails.front();
-  const bool final = outgoing_notice_.failure != 0;
-  if (notice_waits_ && (final || (!notice_unread_ && home.done(notice_free_at_)))) {
-    post_notice(home, final ? NoticePlace::kFinal : NoticePlace::kNewest);
-  } else if (notice_seen_due_) {
-    notice_seen_due_ = false;
-    (void)home.queue().send({}, {Kind::kNoticeSeen, 0, 0});
-  } else if (line_count_ != 0) {
-    VerbsSendChannel& channel = sends_[line_[line_begin_]];
-    line_begin_ = (line_begin_ + 1) % kLineMax;
-    --line_count_;
-    post_segment(channel);
+  if (notices_.can_send(home)) {
+    notices_.send(home);
+  } else if (notices_.owes_receipt()) {
+    notices_.send_receipt(home);
+  } else if (sends_.has_waiting()) {
+    post_segment(sends_.dequeue());
   } else if (credits_due_ != 0) {
     post_credit(static_cast<std::uint32_t>(__builtin_ctz(credits_due_)));
   } else if (goodbye_ == Goodbye::kWanted) {
@@ -389,11 +239,7 @@ Piece VerbsLink::payload_of(const VerbsSendChannel::Route& route, const Rail& ra
     made.by_device = route.in_region;
   }
   if (route.to != Passage::kSlotBuffer) {
-    PYCOLL_ASSERT(route.to <= accepted_.bytes && made.bytes <= accepted_.bytes - route.to,
-                  "%u bytes to %llu of a grant of %llu", made.bytes,
-                  static_cast<unsigned long long>(route.to),
-                  static_cast<unsigned long long>(accepted_.bytes));
-    made.target = {accepted_.address + route.to, accepted_.rkeys[rail.index()]};
+    made.target = grants_.target(route.to, made.bytes, rail);
   }
   return made;
 }
@@ -405,25 +251,13 @@ void VerbsLink::post_credit(std::uint32_t number) {
   (void)rails[rail_of_credits(number, rail_count_)].queue().send({}, immediate);
 }
 
-void VerbsLink::post_notice(Rail& rail, NoticePlace place) {
-  const std::size_t offset = notice_offset(place);
-  std::memcpy(rail.outgoing(offset), &outgoing_notice_, sizeof(Notice));
-  const Immediate immediate{Kind::kNotice, static_cast<std::uint8_t>(place), 0};
-  const Piece piece = rail.piece(offset, sizeof(Notice));
-  const std::uint64_t free_at = rail.queue().send({&piece, 1}, immediate);
-  notice_waits_ = false;
-  if (place == NoticePlace::kFinal) return;
-  notice_free_at_ = free_at;
-  notice_unread_ = true;
-}
-
 // Sends the failure of this rank over a rail that is not broken, so that the peer learns the
 // reason.
 void VerbsLink::post_last_notice() {
-  if (!connected_ || outgoing_notice_.failure == 0) return;
+  if (!connected_ || !notices_.is_final()) return;
   for (Rail& rail : rails) {
     if (rail.broken || rail.ended || !rail.queue().has_space()) continue;
-    post_notice(rail, NoticePlace::kFinal);
+    notices_.send(rail);
     rail.queue().ring();
     return;
   }
@@ -438,10 +272,7 @@ void VerbsLink::post_goodbyes() {
 
 void VerbsLink::say_goodbye() {
   if (state_ != LinkState::kOpen || !connected_) return;
-  if (outgoing_notice_.failure == 0) {
-    outgoing_notice_.failure = static_cast<std::uint32_t>(Code::kClosed);
-    notice_waits_ = true;
-  }
+  notices_.close();
   goodbye_ = Goodbye::kWanted;
   (void)flush();
 }
@@ -455,12 +286,34 @@ bool VerbsLink::goodbye_is_done() const {
 
 // --- input
 
-bool VerbsLink::handle_receive(std::uint32_t index, std::uint32_t immediate, std::uint32_t bytes) {
-  Rail& rail = rails[index];
+bool VerbsLink::take(const ibv_wc& completion) {
+  Rail& rail = rails[Rail::index_of(Queue::number_of(completion.wr_id))];
+  const bool receives = Queue::is_receive(completion.wr_id);
+  if (completion.status == IBV_WC_SUCCESS) {
+    return receives ? receive(rail, Immediate::of(ntohl(completion.imm_data)), completion.byte_len)
+                    : note_sent(rail, completion.wr_id);
+  }
+  const bool open = state_ == LinkState::kOpen;
+  rail.broken = true;
+  peer_watch_.note_failure(rail.device(), completion.status);
+  if (!receives) (void)note_sent(rail, completion.wr_id);
+  return open;
+}
+
+bool VerbsLink::note_sent(Rail& rail, std::uint64_t id) {
+  rail.queue().note_send(id);
+  peer_watch_.note_completion();
+  if (goodbye_received_ && state_ == LinkState::kOpen && !sends_.reads_user_memory()) {
+    end(LinkState::kClosed, "");
+    return true;
+  }
+  return std::exchange(has_waiter, false);
+}
+
+bool VerbsLink::receive(Rail& rail, Immediate what, std::uint32_t bytes) {
   rail.queue().note_receive();
   if (state_ != LinkState::kOpen || goodbye_received_) return false;
   if (rail.ended) return fail_malformed("something follows its goodbye");
-  const Immediate what = Immediate::of(immediate);
   switch (what.kind) {
     case Kind::kSegment:
     case Kind::kWrittenDirectly:
@@ -471,7 +324,7 @@ bool VerbsLink::handle_receive(std::uint32_t index, std::uint32_t immediate, std
     case Kind::kNotice:
       return receive_notice(rail, what);
     case Kind::kNoticeSeen:
-      notice_unread_ = false;
+      notices_.note_read();
       return false;
     case Kind::kGoodbye:
       return receive_goodbye(rail);
@@ -497,7 +350,8 @@ bool VerbsLink::receive_segment(Rail& rail, Immediate what, std::uint32_t bytes)
   }
   const std::size_t payload = arrived.header.bytes;
   const bool direct = what.kind == Kind::kWrittenDirectly;
-  if (direct && !granted_) return fail_malformed("a payload was placed where nothing is granted");
+  if (direct && !grants_.has_granted())
+    return fail_malformed("a payload was placed where nothing is granted");
   // The bytes that the message must have; a payload in the region arrived before it.
   const std::size_t expected = (headed ? sizeof(arrived) : 0) + (direct ? 0 : payload);
   if (payload > kSegmentBytesMax || bytes != expected) {
@@ -540,15 +394,8 @@ bool VerbsLink::receive_notice(const Rail& rail, Immediate what) {
     return fail_malformed("notice in place " + std::to_string(what.which));
   }
   const auto place = static_cast<NoticePlace>(what.which);
-  ++notices_received_;
-  if (newest_.failure == 0) {
-    std::memcpy(&newest_, rail.incoming(notice_offset(place)), sizeof(newest_));
-    newest_.detail[sizeof(newest_.detail) - 1] = '\0';
-  }
-  if (place == NoticePlace::kNewest) {
-    notice_seen_due_ = true;
-    (void)flush();
-  }
+  notices_.accept(rail, place);
+  if (place == NoticePlace::kNewest) (void)flush();
   return true;
 }
 
@@ -560,12 +407,12 @@ bool VerbsLink::receive_goodbye(Rail& rail) {
   if (!std::all_of(rails.begin(), rails.end(), [](const Rail& one) { return one.ended; })) {
     return false;
   }
-  if (!reads_user_memory()) {
+  if (!sends_.reads_user_memory()) {
     end(LinkState::kClosed, "");
     return true;
   }
   goodbye_received_ = true;
-  grace_ends_ = silence_ends_ = kForever;
+  peer_watch_.retire();
   drop_output();
   for (Rail& one : rails) one.queue().stop();
   return false;
