@@ -13,14 +13,12 @@ METHODS = 12
 PARAMETERS = 6
 #: Its methods are the collectives, as users of MPI know them; only its constructor counts.
 PUBLIC = "communicator.Communicator"
-_REDESIGN = "its parts become objects of their own: docs/internals/open-work.md, Structure"
 #: Wider classes, each with the reason.
 EXCEPTIONS = {
     "keyed_store.Store": "the whole interface of stores, 15 methods that users call by name",
     "membership.Membership": "torch.distributed calls these methods of a ProcessGroup by name",
     "process_group.PycollProcessGroup": "torch.distributed calls a method for each collective",
     "hooks.PowerSGDState": "it takes the arguments of torch's PowerSGDState, in torch's order",
-    "device::Communicator": _REDESIGN,
     "device::Ll": "a protocol of device kernels, whose functions Pattern uses for its lines, too",
     "device::Programs": "one owner makes it, with the parts that it refers to",
     "kernels::VectorUnit": "the instructions of a processor that kernels use, one function each",

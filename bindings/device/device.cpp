@@ -159,7 +159,7 @@ std::shared_ptr<Mark> run_on_device(const DeviceHandle& self, const RequestHandl
   std::shared_ptr<Mark> done;
   Status status;
   device::Communicator& native = self.native();
-  native.set_timeout(self.host()->timeout());
+  native.watch_thread().set_timeout(self.host()->timeout());
   {
     const ReleasedGil release;
     status = on_stream ? native.launch_on_stream(request, lanes, stream_of(stream), &done, copies)
@@ -184,7 +184,7 @@ std::shared_ptr<Mark> run_messages(const DeviceHandle& self, const PlanHandle& p
   std::shared_ptr<Mark> done;
   Status status;
   device::Communicator& native = self.native();
-  native.set_timeout(self.host()->timeout());
+  native.watch_thread().set_timeout(self.host()->timeout());
   {
     const ReleasedGil release;
     status =
@@ -196,13 +196,13 @@ std::shared_ptr<Mark> run_messages(const DeviceHandle& self, const PlanHandle& p
 
 bool has_passed(const DeviceHandle& self, const Mark& mark) {
   bool is_past = false;
-  raise_if_failed(self.native().check_passed(mark, &is_past), "wait");
+  raise_if_failed(self.native().marks().check_passed(mark, &is_past), "wait");
   return is_past;
 }
 
 std::shared_ptr<Mark> mark_stream(const DeviceHandle& self, std::uintptr_t stream) {
   std::shared_ptr<Mark> made;
-  raise_if_failed(self.native().mark(stream_of(stream), &made), "");
+  raise_if_failed(self.native().marks().mark(stream_of(stream), &made), "");
   return made;
 }
 
@@ -220,7 +220,7 @@ std::uintptr_t scratch_memory(const DeviceHandle& self, std::size_t bytes) {
   Status status;
   {
     const ReleasedGil release;
-    status = native.scratch(bytes, &made);
+    status = native.step_memory().scratch(bytes, &made);
   }
   raise_if_failed(status, "");
   return made;
@@ -232,7 +232,7 @@ py::bytes read_memory(const DeviceHandle& self, std::uintptr_t address, std::siz
   Status status;
   {
     const ReleasedGil release;
-    status = native.read(made.data(), address, bytes);
+    status = native.step_memory().read(made.data(), address, bytes);
   }
   raise_if_failed(status, "");
   return py::bytes(made);
@@ -243,13 +243,13 @@ void write_memory(const DeviceHandle& self, std::uintptr_t address, const std::s
   Status status;
   {
     const ReleasedGil release;
-    status = native.write(address, bytes.data(), bytes.size());
+    status = native.step_memory().write(address, bytes.data(), bytes.size());
   }
   raise_if_failed(status, "");
 }
 
 std::optional<std::string> failure_of_device(const DeviceHandle& self) {
-  const Status status = self.native().failure();
+  const Status status = self.native().watch_thread().failure();
   return status.ok() ? std::nullopt : std::optional<std::string>(status.message());
 }
 
@@ -264,7 +264,8 @@ std::vector<std::pair<int, bool>> register_arrays(
   std::vector<device::Registry::Entered> entered;
   device::Communicator& native = self.native();
   Questions questions("the ranks cannot tell each other their arrays");
-  questions.run([&] { return native.enter_arrays(questions.over(exchange), entering, &entered); });
+  questions.run(
+      [&] { return native.arrays().enter(questions.over(exchange), entering, &entered); });
   std::vector<std::pair<int, bool>> numbers;
   for (const device::Registry::Entered& one : entered) {
     const bool has_number = one.number != device::kNotRegistered;
@@ -278,14 +279,14 @@ void lapse_array(const DeviceHandle& self, std::uint32_t number) {
   device::Communicator& native = self.native();
   const ReleasedGil release;
   // A device that does not accept this is broken; the next operation reports it.
-  (void)native.lapse(number);
+  (void)native.arrays().lapse(number);
 }
 
 std::vector<std::uint32_t> arrays_let_go(const DeviceHandle& self) {
   if (self.is_of_parent()) return {};
   device::Communicator& native = self.native();
   const ReleasedGil release;
-  return native.let_go();
+  return native.arrays().let_go();
 }
 
 void close_device(const DeviceHandle& self) {
@@ -329,7 +330,7 @@ void bind_devices(py::module_& module) {
       .def(
           "join",
           [](const DeviceHandle& self, const Mark& mark, std::uintptr_t stream) {
-            raise_if_failed(self.native().join(mark, stream_of(stream)), "wait");
+            raise_if_failed(self.native().marks().join(mark, stream_of(stream)), "wait");
           },
           py::arg("mark"), py::arg("stream"))
       .def("passed", &has_passed, py::arg("mark"))

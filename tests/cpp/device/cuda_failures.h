@@ -21,7 +21,7 @@ inline Status failure_of(const CudaRank& rank) {
   Status status;
   for (int i = 0; i < 1000 && status.ok(); ++i) {
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    status = rank.communicator->failure();
+    status = rank.communicator->watch_thread().failure();
   }
   return status;
 }

@@ -84,7 +84,7 @@ TEST(communicators_on_the_same_devices_do_not_wait_for_each_other) {
   for (std::uint32_t rank = 0; rank < 2; ++rank) {
     (void)first.output(rank), (void)second.output(rank);
     for (CudaRanks* ranks : {&one, &other}) {
-      const Status failure = (*ranks)[rank].communicator->failure();
+      const Status failure = (*ranks)[rank].communicator->watch_thread().failure();
       CHECK(failure.ok(), "rank %u: %s", rank, failure.message().c_str());
     }
   }
@@ -138,12 +138,14 @@ TEST(an_operation_next_to_its_stream_is_joined) {
     for (std::uint32_t rank = 0; rank < 2; ++rank) {
       Status status = ranks[rank].communicator->launch_on_stream(one.request(rank), 1,
                                                                  ranks[rank].stream, &done[rank]);
-      if (status.ok()) status = ranks[rank].communicator->join(*done[rank], ranks[rank].stream);
+      if (status.ok()) {
+        status = ranks[rank].communicator->marks().join(*done[rank], ranks[rank].stream);
+      }
       CHECK(status.ok(), "%s", status.message().c_str());
     }
     one.check();
     bool passed = false;
-    CHECK(ranks[0].communicator->check_passed(*done[0], &passed).ok() && passed,
+    CHECK(ranks[0].communicator->marks().check_passed(*done[0], &passed).ok() && passed,
           "it has not ended");
   }
 }
@@ -253,7 +255,7 @@ TEST(a_rank_that_does_not_come_is_named) {
     Status status;
     for (int i = 0; i < 500 && status.ok(); ++i) {
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
-      status = ranks[rank].communicator->failure();
+      status = ranks[rank].communicator->watch_thread().failure();
     }
     CHECK(status.code() == Code::kTimeout && status.ranks() == std::vector<int>{2} &&
               status.message() ==
@@ -273,7 +275,7 @@ TEST(what_failed_never_counts_as_done) {
   Status status = mine.launch_on_stream(one.request(0), one.lanes(), ranks[0].stream, &mark);
   CHECK(status.ok(), "%s", status.message().c_str());
   for (bool is_past = false; !is_past;) {
-    status = mine.check_passed(*mark, &is_past);
+    status = mine.marks().check_passed(*mark, &is_past);
     CHECK(is_past || status.ok(), "%s", status.message().c_str());
     std::this_thread::yield();
   }

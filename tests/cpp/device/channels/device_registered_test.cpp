@@ -33,7 +33,7 @@ std::vector<Entered> enter_all(CudaRanks& ranks,
     threads.emplace_back([&, rank] {
       std::vector<Entered> mine;
       const Status status =
-          ranks[rank].communicator->enter_arrays(table.of(rank), {array_of(rank)}, &mine);
+          ranks[rank].communicator->arrays().enter(table.of(rank), {array_of(rank)}, &mine);
       CHECK(status.ok() && mine.size() == 1, "%s", status.message().c_str());
       all[rank] = mine[0];
     });
@@ -67,10 +67,10 @@ TEST(results_are_written_directly_on_the_same_device_and_on_others) {
     const std::uint64_t packs = kCount * sizeof(float) / 16;
     CHECK(copied - loads_of(one) == 3 * packs / 3 * 2, "no direct write");
     // Rank 1 knows the number no more, as receiver and as sender; the other two do.
-    CHECK(ranks[1].communicator->lapse(0).ok(), "lapse");
+    CHECK(ranks[1].communicator->arrays().lapse(0).ok(), "lapse");
     CHECK(copied - loads_of(one) == 2 * packs / 3, "what lapsed is written to");
-    CHECK(ranks[1].communicator->let_go() == std::vector<std::uint32_t>{0}, "it is kept");
-    CHECK(ranks[1].communicator->let_go().empty(), "it is let go twice");
+    CHECK(ranks[1].communicator->arrays().let_go() == std::vector<std::uint32_t>{0}, "it is kept");
+    CHECK(ranks[1].communicator->arrays().let_go().empty(), "it is let go twice");
   }
 }
 
@@ -88,16 +88,15 @@ TEST(memory_that_came_anew_is_not_what_was_registered) {
   CHECK(entered[0].is_reached && entered[1].is_reached, "not registered");
   const device::Gpu::Current current(*ranks[0].gpu);
   const auto* address = reinterpret_cast<const std::byte*>(memory[0]);
-  device::Communicator& mine = *ranks[0].communicator;
-  CHECK(mine.find_registered(address, kBytes) == 0 && mine.find_registered(address + 64, 64) == 0,
-        "lost");
-  CHECK(mine.find_registered(address + 64, kBytes) == kNotRegistered, "beyond the end");
-  CHECK(mine.find_registered(address - 16, 32) == kNotRegistered, "in front");
+  const device::Registry& registry = ranks[0].communicator->arrays().registry();
+  CHECK(registry.find(address, kBytes) == 0 && registry.find(address + 64, 64) == 0, "lost");
+  CHECK(registry.find(address + 64, kBytes) == kNotRegistered, "beyond the end");
+  CHECK(registry.find(address - 16, 32) == kNotRegistered, "in front");
   CUDA(memory_free(memory[0]));
   device::Address again = 0;
   CUDA(memory_allocate(&again, kBytes));
   CHECK(again == memory[0], "the driver of the tests gives another address");
-  CHECK(mine.find_registered(address, kBytes) == kNotRegistered, "taken for what was freed");
+  CHECK(registry.find(address, kBytes) == kNotRegistered, "taken for what was freed");
   CUDA(memory_free(again));
   CUDA(memory_free(memory[1]));
 }
@@ -159,8 +158,8 @@ TEST(as_many_arrays_on_all_ranks) {
   for (std::uint32_t rank = 0; rank < 2; ++rank) {
     threads.emplace_back([&, rank] {
       std::vector<Entered> entered;
-      told[rank] = ranks[rank].communicator->enter_arrays(table.of(rank),
-                                                          std::vector<Array>(rank + 1), &entered);
+      told[rank] = ranks[rank].communicator->arrays().enter(table.of(rank),
+                                                            std::vector<Array>(rank + 1), &entered);
     });
   }
   for (std::thread& one : threads) one.join();

@@ -314,14 +314,14 @@ TEST(a_device_that_cannot_flush_after_all_loses_the_peer) {
   for (int i = 0; i < 2000 && status.ok(); ++i) {
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
     told = static_cast<std::size_t>(i % 2);
-    status = ranks[told].communicator->failure();
+    status = ranks[told].communicator->watch_thread().failure();
   }
   CHECK(status.code() == Code::kPeerLost &&
             status.message().find("cannot flush what network cards wrote: CUDA_ERROR_INVALID_") !=
                 std::string::npos,
         "%s", status.message().c_str());
   // Its host would tell the other one; here it need not wait for its deadline.
-  ranks[1 - told].communicator->set_timeout(1);
+  ranks[1 - told].communicator->watch_thread().set_timeout(1);
   CHECK(failure_of(ranks[1 - told]).code() == Code::kTimeout, "the other one");
   for (std::uint32_t rank = 0; rank < 2; ++rank) (void)one.output(rank);
 }
