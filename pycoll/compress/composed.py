@@ -49,7 +49,7 @@ class ComposedCodec(Codec):
         """
         name = "all_reduce"
         with name_errors(name):
-            self.refuse_algorithm(algorithm)
+            refuse_algorithm(self, algorithm)
             if stream is not None:
                 raise InvalidArgumentError(
                     f"stream is {stream!r}: compress takes arrays in host memory, which have none"
@@ -106,14 +106,6 @@ class ComposedCodec(Codec):
     def check_feedback(self, feedback: Feedback | None) -> None:
         """Raise InvalidArgumentError where a collective needs a Feedback and has none."""
 
-    def refuse_algorithm(self, algorithm: str | None) -> None:
-        """Raise InvalidArgumentError if there is one."""
-        if algorithm is not None:
-            raise InvalidArgumentError(
-                f"algorithm is {algorithm!r} and compress is {self!r}, which runs several "
-                "collectives: leave algorithm out"
-            )
-
     def broadcast(self, comm: Any, x: Any, root: int, **words: Any) -> Any:
         """Run ``comm.broadcast(x, root, compress=self)``; see there."""
         return moved_codes.broadcast(self, comm, x, root, **words)
@@ -137,3 +129,12 @@ class ComposedCodec(Codec):
         self, comm: Any, given: Operands, name: str, deterministic: bool | None
     ) -> Started:
         """Run all exchanges but the last, which it starts."""
+
+
+def refuse_algorithm(codec: ComposedCodec, algorithm: str | None) -> None:
+    """Raise InvalidArgumentError if there is one."""
+    if algorithm is not None:
+        raise InvalidArgumentError(
+            f"algorithm is {algorithm!r} and compress is {codec!r}, which runs several "
+            "collectives: leave algorithm out"
+        )

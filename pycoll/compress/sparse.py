@@ -20,7 +20,7 @@ from pycoll.compress.coded_exchange import (
     from_owners,
     to_owners,
 )
-from pycoll.compress.composed import ComposedCodec, Started
+from pycoll.compress.composed import ComposedCodec, Started, refuse_algorithm
 from pycoll.compress.dense import check_seed
 from pycoll.compress.feedback import Feedback
 from pycoll.compress.host_sums import Encoders, add_up_in_hosts
@@ -407,7 +407,7 @@ class TopK(DensityCodec):
         """Return the codec of a call on device arrays, whose density is that of this call."""
         if not are_on_devices(x):
             return None
-        self.refuse_algorithm(algorithm)
+        refuse_algorithm(self, algorithm)
         is_mean(op)
         check_feedback_type(feedback)
         return self if feedback is None else replace(self, density=feedback.density(self.density))

@@ -97,7 +97,9 @@ def test_the_examples_do_what_they_say(name: str, request: pytest.FixtureRequest
     thing = NAMES[name]
     scope: dict[str, Any] = {"pycoll": pycoll, "np": np, "threading": threading}
     if "torch." in thing.__doc__.partition(">>>")[2]:
-        scope["torch"] = pytest.importorskip("torch")
+        scope["torch"] = pytest.importorskip(
+            "torch", reason="no torch: pip install -r tests/requirements.txt"
+        )
     if ranks_of(thing) > 1:
         run_on_ranks(thing, scope, ranks_of(thing))
         return
@@ -113,4 +115,5 @@ def test_the_examples_of_adapters_do_what_they_say(name: str) -> None:
     word = name.split(".")[2]
     engine = ENGINES[word]
     scope = {"pycoll": pycoll, "adapter": importlib.import_module(name.rpartition(".")[0])}
-    run_examples(thing, {**scope, engine: pytest.importorskip(engine)})
+    module = pytest.importorskip(engine, reason=f"no {engine}: pip install {engine}")
+    run_examples(thing, {**scope, engine: module})

@@ -10,7 +10,7 @@ from docstring_parts import faults_of, public_names, run_examples
 
 import pycoll
 
-jax = pytest.importorskip("jax")
+jax = pytest.importorskip("jax", reason="no jax: pip install -r tests/requirements.txt")
 import pycoll.jax  # noqa: E402
 
 NAMES = public_names(pycoll.jax)

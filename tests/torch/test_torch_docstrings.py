@@ -11,7 +11,7 @@ from docstring_parts import faults_of, public_names, run_examples
 
 import pycoll
 
-torch = pytest.importorskip("torch")
+torch = pytest.importorskip("torch", reason="no torch: pip install -r tests/requirements.txt")
 import torch.distributed as dist  # noqa: E402
 
 import pycoll.torch as hvd  # noqa: E402
