@@ -71,7 +71,7 @@ def test_host_and_device_arrays_in_one_collective(on_host: set[int], odd: int) -
         else:
             error = failure_of(comm.all_reduce(array(np.ones(4)), async_op=True).synchronize)
         assert isinstance(error, MismatchError), error
-        return str(error), error.rank, time.monotonic() - begin < 5
+        return str(error), error.rank, time.monotonic() - begin < 20
 
     outcomes = ranks_of(world, run)
     world.close()
@@ -153,7 +153,7 @@ def die_in_process(comm: pycoll.Communicator) -> tuple[str, int | None, bool]:
             os.kill(os.getpid(), signal.SIGKILL)
         begin = time.monotonic()
         error = failure_of(comm.all_reduce(x, async_op=True).synchronize)
-        return type(error).__name__, error.rank, time.monotonic() - begin < 5
+        return type(error).__name__, error.rank, time.monotonic() - begin < 20
 
 
 def test_a_process_that_is_killed_is_lost() -> None:

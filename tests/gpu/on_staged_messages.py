@@ -236,7 +236,7 @@ def lose_in_process(comm: pycoll.Communicator) -> tuple[str, int | None, bool]:
         mine().synchronize()  # the stream goes on
         error = failure_of(work.synchronize)
         assert failure_of(lambda: comm.send(x, 1)).rank == 1
-        return type(error).__name__, error.rank, time.monotonic() - begin < 5
+        return type(error).__name__, error.rank, time.monotonic() - begin < 20
 
 
 def test_a_process_that_is_killed_is_lost() -> None:

@@ -1,7 +1,6 @@
 // The two kinds of stores: same bytes, whatever lies around them; which of them fills what; and the
 // measurement that chooses between them.
 #include <sched.h>
-#include <time.h>
 
 #include <vector>
 
@@ -176,21 +175,15 @@ TEST(with_shared_cores_a_buffer_that_was_read_on_this_one_is_filled_by_ordinary_
   CHECK(!ordinary.wants_fill(kSegmentBytes), "ordinary stores stream");
 }
 
-TEST(all_kinds_are_timed_within_the_limit) {
-  constexpr Nanoseconds kLimit = 4'000'000;
-  // Time of this thread on its core: others may keep it from running for longer.
-  const auto spent = [] {
-    timespec now{};
-    CHECK(::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now) == 0, "no clock");
-    return Nanoseconds{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
-  };
-  (void)time_stores(kLimit);  // touches new memory
-  const Nanoseconds begin = spent();
-  const auto found = time_stores(kLimit);
-  CHECK(spent() - begin < 2 * kLimit, "%lld ns", static_cast<long long>(spent() - begin));
+TEST(all_kinds_are_timed) {
+  const auto found = time_stores(kForever / 2);
   for (std::size_t kind = 0; found.has_value() && kind < found->size(); ++kind) {
     CHECK((*found)[kind] > 0, "no time of %s stores", kStoreNames[kind].data());
   }
+}
+
+TEST(no_round_is_timed_after_the_limit) {
+  CHECK(!time_stores(0).has_value(), "a result though the limit was over at once");
 }
 
 TEST(one_core_alone_is_not_timed) {
