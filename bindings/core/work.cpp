@@ -161,8 +161,8 @@ PyObject* represent(PyObject* object) {
 PyMethodDef work_methods[] = {
     {"ended_s", &ended_s, METH_NOARGS,
      "ended_s($self, /)\n--\n\n"
-     "Time at which the operation ended, in seconds of time.perf_counter(). None if it was not\n"
-     "recorded; it is recorded while a timeline is."},
+     "Time at which the operation ended, in seconds of time.perf_counter(). None unless it has\n"
+     "ended while a timeline was recorded."},
     {"done", &done, METH_NOARGS,
      "done($self, /)\n--\n\nWhether ``wait`` would return or raise at once."},
     {"wait", as_c_function(&wait_entry), METH_FASTCALL | METH_KEYWORDS,

@@ -125,7 +125,7 @@ void bind_shm(py::module_& module) {
           py::arg("peer"), "The peer's lifeline, or -1; stays owned here.")
       .def("attach", &attach_shm, py::arg("peer"), py::arg("segment_fd"), py::arg("doorbell_fd"),
            py::arg("liveness_fd"), py::arg("pid"),
-           "Join a peer's memory. Takes ownership of the three descriptors.")
+           "Map a peer's memory. Takes ownership of the three descriptors.")
       .def(
           "use_stores",
           [](const ShmHandle& handle, std::string_view kind) {
@@ -135,7 +135,8 @@ void bind_shm(py::module_& module) {
             handle.shm->use_stores(static_cast<transport::shm::StoreKind>(found - names.begin()));
           },
           py::arg("kind"),
-          "Choose the stores of memory that peers read, before any is used. Raises ValueError.");
+          "Choose the kind of stores that fill memory which peers read. Call it before any channel "
+          "is used. Raises ValueError for an unknown kind.");
   module.def(
       "time_stores",
       [](double limit_s) -> std::optional<std::map<std::string, double>> {
@@ -149,7 +150,8 @@ void bind_shm(py::module_& module) {
         return times;
       },
       py::arg("limit_s"), py::call_guard<ReleasedGil>(),
-      "Return s/byte of an exchange by each kind of stores; None if not measured.");
+      "Return the s/byte of an exchange by the name of each kind of stores. None if they cannot be "
+      "measured, or not within about `limit_s` seconds.");
 }
 
 }  // namespace
@@ -178,10 +180,11 @@ void bind_transports(py::module_& module) {
            "Connect to a prepared peer. Takes ownership of the socket, which closes when the peer "
            "ends.")
       .def("registered", &registered_by_verbs,
-           "Number of registered bytes of users' memory, and why more were refused; empty if none "
-           "were.")
+           "Return the registered bytes of users' memory, and the reason why a registration was "
+           "refused; empty if none was.")
       .def("keep", &keep_by_verbs, py::arg("view"), py::call_guard<ReleasedGil>(),
-           "Register memory that the caller leaves in place; False if that is not possible.")
+           "Register memory that the caller leaves in place until lapse(). Return False if that is "
+           "not possible.")
       .def(
           "lapse",
           [](VerbsHandle& handle, const BufferView& view) {

@@ -206,16 +206,17 @@ void bind_composed_kernels(py::module_& module) {
       "largest_values", &largest_values, py::arg("values"), py::arg("number"),
       py::arg("rests") = py::none(), py::arg("sums") = py::none(), py::arg("isa") = "",
       "Choose the `number` largest magnitudes, of equal ones the first; NaN is the largest.\n"
-      "The rest is as in values_from().");
+      "Other arguments and the result are those of values_from().");
   module.def("fold_codes", &fold_codes, py::arg("codes"), py::arg("count"), py::arg("divisor"),
              "Add arrays of `count` values, given as places and values, from the left, and divide\n"
              "by `divisor` unless it is 0. Return the bytes of places and values.");
   module.def("spread_codes", &spread_codes, py::arg("target"), py::arg("first"), py::arg("count"),
              py::arg("places"), py::arg("values"), py::arg("zeros") = true,
-             "Write `count` values from `first` on: those at places, and `zeros` elsewhere unless\n"
-             "that is false; without places all values.");
+             "Write to the `count` elements of `target` from `first` on: `values` at `places`,\n"
+             "and 0 elsewhere if `zeros`. Without places, write all of the `count` values.");
   module.def("pack_places", &pack_places, py::arg("places"),
-             "Return ascending places as bytes, of which a place takes one or a few.");
+             "Return ascending places as bytes: a place takes one byte for each 7 bits of its\n"
+             "distance from the place before.");
   module.def(
       "unpack_places", &unpack_places, py::arg("bytes"), py::arg("number"), py::arg("count"),
       "Return the `number` places of pack_places() as bytes of uint32; None unless the bytes\n"

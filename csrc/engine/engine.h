@@ -37,7 +37,8 @@ class Engine {
   std::shared_ptr<Operation> start(CollectiveRequest request, Nanoseconds timeout);
   // Starts a call. `input` and `output` have the lengths of the call's request. If other
   // collectives run, the call waits or runs concurrently. It allocates nothing, and binds only in
-  // its first few runs. The caller may own `operation` if it outlives the run.
+  // its first few runs. `operation` may point to an object that the caller owns and keeps until the
+  // run has ended.
   void start(std::shared_ptr<Call> call, const std::byte* input, std::byte* output,
              std::shared_ptr<Operation> operation, Nanoseconds timeout);
   // Starts a message, whose timeout counts from now; see OpenMessages::start().
@@ -45,11 +46,10 @@ class Engine {
                                    std::shared_ptr<Operation> operation = nullptr) {
     return operations_.messages.start(request, timeout, std::move(operation));
   }
-  // Refuses the collective that this rank would start now, for the reason `why`. The
-  // refusal counts as started, so the sequence numbers of ranks stay equal. On peers the
-  // collective ends with kInvalidArgument, naming this rank, once they wait in it; the
-  // communicator continues. If peers may still access memory of a rank in place, the
-  // communicator fails instead, on all ranks, with that error.
+  // Refuses the collective that this rank would start now, for the reason `why`. It counts as
+  // started, so the sequence numbers of ranks stay equal. On peers it ends with kInvalidArgument,
+  // naming this rank, once they wait in it; the communicator continues. If peers may still access
+  // memory of a rank in place, the communicator fails instead, on all ranks, with that error.
   void refuse(const std::string& why);
 
   enum class Part : std::uint8_t {
@@ -75,15 +75,15 @@ class Engine {
   // Reports that an operation on the device stream has failed after `after` seconds. The
   // communicator fails with its code, here and on peers.
   void fail_on_stream(const Status& status, const std::string& operation, double after);
-  // Fails the communicator with kInterrupted here, and on peers
-  // with kPeerLost, which names this rank and `why`.
+  // Fails the communicator with kInterrupted here, and on peers with kPeerLost, which names this
+  // rank and `why`.
   void interrupt(const std::string& why);
-  // Closes in good order: open operations end with
-  // kClosed, and peers see the link closed. Idempotent.
+  // Closes in good order: open operations end with kClosed, and peers see the link closed.
+  // Idempotent.
   void close();
 
-  // The operations. Its user starts and ends probes there, numbers calls, runs calls of one rank,
-  // and polls the media.
+  // The operations. Callers use them to start and end probes, number calls, run calls of a
+  // communicator of one rank, and poll the media.
   RankOperations& operations() { return operations_; }
   const RankOperations& operations() const { return operations_; }
 
@@ -109,7 +109,7 @@ class Engine {
       (void)conclude({true, Collectives::Event::kRefused});
     }
   }
-  // Ends all operations if the communicator has failed since.
+  // Ends all operations, once, if the communicator has failed.
   void settle();
 
   RankOperations operations_;

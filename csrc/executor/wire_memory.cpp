@@ -10,8 +10,8 @@
 namespace pycoll::executor {
 namespace {
 
-// Upper bound of the bytes of wire elements per conversion
-// step. Between steps the rank checks other events.
+// Most bytes of wire elements that one conversion step makes. Between steps the rank checks other
+// events.
 constexpr std::uint64_t kStepBytes = 1 << 20;
 constexpr std::size_t kAlignment = 64;
 
@@ -83,7 +83,8 @@ void WireMemory::begin(const std::byte** input, std::byte** output) {
   *output = output_;
 }
 
-// The contiguous groups from `done` on, at most one step of them.
+// Returns the contiguous groups behind the first `done` of `all`, at most one step of them. Moves
+// `*part` to the array that holds them.
 WireMemory::Run WireMemory::next_run(std::vector<Part>::const_iterator* part, std::uint64_t done,
                                      std::uint64_t all) const {
   if (done * group_bytes_ == (*part)->end) ++*part;

@@ -17,9 +17,9 @@ inline constexpr std::uint16_t kVersion = 3;
 
 inline constexpr int kRecvMax = 8;
 inline constexpr int kSendMax = 8;
-// Uses of one channel in a tile that a direct write can address; see direct_writes.h.
+// Only the first so many uses of a channel in a tile can be direct writes; see direct_writes.h.
 inline constexpr std::uint8_t kWindowUses = 64;
-// Operands of one row: the carry, the local operand and the received segments together.
+// Most operands of a row: the carry, the local operand and the received segments together.
 inline constexpr int kOperandsMax = 9;
 inline constexpr std::uint32_t kLanesMax = 7;
 // A row with this chunk is a token: it moves no bytes and only synchronizes (barriers,
@@ -76,7 +76,7 @@ enum class CopyStrategy : std::uint8_t { kReceiver = 0, kSender = 1, kSplit = 2 
 // Whether a row's local memory holds codes, and whether it encodes its result; FORMAT.md, "Codecs".
 inline constexpr std::uint8_t kCodedSource = 1;  // the scratch slot of the operand holds codes
 inline constexpr std::uint8_t kCodedTarget = 2;  // the scratch slot of the result gets codes
-inline constexpr std::uint8_t kEncode = 4;       // the row encodes its result, once for all takers
+inline constexpr std::uint8_t kEncode = 4;       // the row encodes its result once
 inline constexpr std::uint8_t kCodedAll = 7;
 
 struct Row {

@@ -140,8 +140,8 @@ Status RowChecker::check_mask(std::string_view field, std::uint8_t mask, std::ui
                        std::string(ports) + " channels");
 }
 
-// Checks which operands and results are codes. A row passes on the codes of its only operand, or it
-// encodes its result, or its results are no codes.
+// Checks which operands and results are codes. The results of a row are codes only if the row
+// encodes them or passes on the codes of its only operand.
 Status RowChecker::check_codes(const Row& row) const {
   if (row.coded_local > kCodedAll) {
     return violation(place(), "coded_local", row.coded_local, at_most(kCodedAll));

@@ -60,8 +60,8 @@ Status check_frame(std::span<const std::byte> bytes) {
   return Status();
 }
 
-// Servers neither contribute nor receive. Where every rank has a block of its own, there are none.
-// Requires: a valid collective, size and root.
+// Servers neither contribute nor receive. Only collectives of one block take servers; their block
+// count is 1 for every size, such as 2. Requires: a valid collective, size and root.
 Status check_servers(const Header& header, Collective collective) {
   if (header.servers == 0) return Status();
   if (header.servers >= header.size) {

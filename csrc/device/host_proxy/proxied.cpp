@@ -14,7 +14,7 @@
 namespace pycoll::device {
 namespace {
 
-// Joins the texts, each behind its length.
+// Joins the texts, each behind its length in four bytes.
 std::string join(const std::vector<std::string>& texts) {
   std::string joined;
   for (const std::string& one : texts) {
@@ -25,7 +25,7 @@ std::string join(const std::vector<std::string>& texts) {
   return joined;
 }
 
-// False unless there are `count` texts.
+// The inverse of join(). Returns false unless there are `count` texts.
 bool split(std::string_view joined, std::size_t count, std::vector<std::string>* texts) {
   texts->clear();
   while (!joined.empty()) {
@@ -40,7 +40,7 @@ bool split(std::string_view joined, std::size_t count, std::vector<std::string>*
   return texts->size() == count;
 }
 
-// Longer than a queue pair tries to reach a peer.
+// Limit of the trial. Longer than a queue pair tries to reach a peer, so its error comes first.
 constexpr Nanoseconds kTrialLasts = 30'000'000'000;
 constexpr std::chrono::microseconds kTrialRest{20};
 constexpr const char* kMisread =
@@ -116,7 +116,7 @@ void Proxied::take_direct(const Shape& shape, bool is_last) {
   }
 }
 
-// Enters the memory in the one wire that has regions.
+// Reserves device memory for the slots and enters it in the one wire (transport) that has regions.
 Status Proxied::enter(std::uint64_t bytes, bool cards_write) {
   Status status = Reserved::take(options_.gpu, Reserved::Kind::kDevice, bytes,
                                  "channels of network cards", &device_memory_);
@@ -338,7 +338,7 @@ std::uint32_t Proxied::trial_bytes() const {
   return shape_.segment_bytes[static_cast<std::size_t>(Protocol::kSimple)];
 }
 
-// This rank's first slot of that direction, with the pattern that `writer` sends.
+// The probe of this rank's first slot in the direction `way`; its pattern is the one of `writer`.
 Probed Proxied::find_probed(std::uint32_t writer, const Peer& peer, std::size_t way) const {
   const std::uint32_t reader = writer == options_.rank ? peer.rank : options_.rank;
   return {writer, reader, std::bit_cast<Address>(peer.device.slots[way]), trial_bytes()};

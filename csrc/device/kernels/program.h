@@ -43,7 +43,7 @@ struct alignas(kPackBytes) Registered {
   std::byte* memory;
   std::uint64_t bytes;
 };
-// Numbers that one communicator has.
+// Registered memories of one communicator; their numbers are below this.
 inline constexpr std::uint32_t kRegisteredMax = 64;
 inline constexpr std::uint64_t kNotRegistered = ~std::uint64_t{0};
 
@@ -63,7 +63,7 @@ struct WriteWindow {
 
 // Direct-write data of a channel, which its lane reads before its first row.
 struct DirectWrite {
-  std::uint64_t uses;  // of the receiver's window; 0 at the sending end
+  std::uint64_t uses;  // WriteWindow::uses that the receiving end offers; 0 at the sending end
   std::uint32_t lane;  // whose rows use the channel
   std::uint32_t reserved;
 };
@@ -84,13 +84,13 @@ struct Port {
   std::uint64_t* credit;  // segments whose slots the receiver has released
   WriteWindow* window;    // of the receiver; nullptr where the host proxy moves the segments
   std::uint64_t step;     // segments through this end; only the block that owns the end accesses it
-  std::uint64_t begun;    // 1 + the step when a launch began; the same block's alone
+  std::uint64_t begun;    // 1 + the step when a launch began; accessed by the same block only
   std::uint32_t peer;
   std::uint32_t reserved;
 };
 
-// Values of Control::stop that kernels write: when one found a segment of another operation, and
-// when one found codes that do not decode. They are the numbers of Code::kMismatch and
+// Values of Control::stop that a kernel writes: kStopMismatch after a segment of another operation,
+// kStopReduction after codes that do not decode. They are the numbers of Code::kMismatch and
 // Code::kReduction, since kernels do not see Status.
 inline constexpr std::uint32_t kStopMismatch = 2;
 inline constexpr std::uint32_t kStopReduction = 8;
@@ -102,7 +102,7 @@ inline constexpr std::uint32_t kStopReduction = 8;
 // as well.
 struct Control {
   std::uint32_t stop;  // a Code; once it is not kOk, all waits end and kernels write nothing more
-  std::uint32_t odd_peer;  // 1 + the rank that sent what a kernel stopped for; 0 for none
+  std::uint32_t odd_peer;  // 1 + the rank whose segment stopped the kernel; 0 for none
   std::uint32_t label;     // of the program that began last
   std::uint32_t reserved;
 };
@@ -151,7 +151,7 @@ struct Program {
   Port* const* ports;                 // of channel c of the plan and share s at [c * shares + s]
   // One per channel where direct writes are possible, else nullptr.
   const DirectWrite* direct_writes;
-  const std::uint8_t* uses;      // of row r's i-th send channel at [r * kSendMax + i], in a tile
+  const std::uint8_t* uses;      // plan::DirectWrites::uses, indexed [row * kSendMax + i]
   const Registered* registered;  // of rank p under number n at [p * kRegisteredMax + n]
   std::byte* scratch;            // shares * scratch_slots slots
   Control* control;

@@ -11,9 +11,9 @@ using transport::Link;
 using transport::LinkState;
 using transport::Notice;
 
-// A rank that has waited this long tells its peers which operation it is in. Long compared
-// with any step of a healthy operation, short compared with the two seconds in which
-// survivors must know of a death.
+// A rank that has waited this long tells its peers which operation it is in. Long compared with any
+// step of a healthy operation, short compared with the two seconds in which survivors must know of
+// a death.
 constexpr Nanoseconds kAnnounceAfter = 5'000'000;
 
 // How long a rank that a peer has overtaken in an operation waits to hear the reason.
@@ -149,8 +149,9 @@ void Diagnosis::hear_loss(int peer, const Notice& notice) {
       culprit, detail_of(notice));
 }
 
-// A peer that has ended the operation in which this rank waits has heard of a refusal. That notice
-// may arrive here later than the peer's segments. If none arrives, the ranks disagree.
+// A peer that has ended the operation in which this rank waits must have heard of a refusal. Notice
+// of the refusal may arrive here later than the peer's segments. If it does not arrive within
+// kOvertakenLasts, the ranks disagree.
 void Diagnosis::look_at_overtaking(Nanoseconds now) {
   const Execution* oldest = operations_.collectives.oldest();
   if (report_.findings().disputes() || oldest == nullptr || !oldest->is_overtaken()) {

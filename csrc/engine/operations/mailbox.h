@@ -1,12 +1,11 @@
-// Tagged messages between this rank and one peer: matching, and moving bytes
-// through the message channel. Messages with equal tags are received in the order
-// sent. Messages with other tags may overtake them.
+// Tagged messages between this rank and one peer: matching, and moving bytes through the message
+// channel. Messages with equal tags are received in the order sent. Messages with other tags may
+// overtake them.
 //
-// A message is cut into segments of at most kSegmentBytesMax bytes. Each carries the
-// message's number, its total length (in `agreement`) and its tag. A message without a receive
-// stays in the channel, unless the rank sends, looks for messages, or waits for a later one. The
-// mailbox then keeps it in memory of its own, so two ranks that send to each other never block each
-// other.
+// A message is cut into segments of at most kSegmentBytesMax bytes. Each carries the message's
+// number, its total length in bytes (in `agreement`) and its tag. A message without a receive stays
+// in the channel, unless the rank sends, probes, or waits for a message behind it. The mailbox then
+// keeps it in memory of its own, so two ranks that send to each other never block each other.
 //
 // Receives from kAnyPeer wait in a list that all mailboxes of a rank share. If two receives match
 // the same message, the one that was posted first gets it.

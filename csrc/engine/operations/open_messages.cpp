@@ -229,8 +229,8 @@ std::vector<PeerWait> OpenMessages::waits() const {
 }
 
 bool OpenMessages::waits_for(int peer) const {
-  // A receive from any peer can be fulfilled as long as one peer is left, or messages of one that
-  // has gone.
+  // A receive from any peer can still be matched while a link is open, or while a closed link has
+  // unread messages.
   bool are_all_gone = true;
   for (int other = 0; other < peers_.size(); ++other) {
     transport::Link* link = peers_.links()[static_cast<std::size_t>(other)];
@@ -241,7 +241,7 @@ bool OpenMessages::waits_for(int peer) const {
   const Mailbox* mailbox = used_mailbox(peer);
   for (const OpenMessage& message : open_) {
     waits |= message.peer == peer || (message.peer == kAnyPeer && are_all_gone);
-    // The receive has taken the first part of a message of this peer.
+    // A receive that has taken the first part of a message can only get the rest from its sender.
     waits |= mailbox != nullptr && mailbox->brings(*message.operation);
   }
   for (const OpenProbe& probe : probes_) {

@@ -17,7 +17,7 @@ bool is_set(unsigned mask, int bit) { return (mask >> bit & 1) != 0; }
 
 }  // namespace
 
-// A part of the row's segment. `codes` and `values` are those that the takers get.
+// A part of the row's segment. The target and the slot buffers get `codes` or `values`.
 struct CodeCombiner::Piece {
   std::uint64_t first;     // number of its first value in the segment
   std::size_t count;       // values
@@ -79,8 +79,8 @@ void CodeCombiner::run_piece(const BoundRow& bound, std::uint64_t offset, const 
   hand_out(row, all, streams, piece);
 }
 
-// Folds the operands from the left, in full precision. The result is in `made`, or it is the only
-// operand.
+// Folds the operands from the left, in full precision. Returns `made`, or the memory of the only
+// operand if that is values.
 const float* CodeCombiner::fold(const plan::Row& row, const Gathered& all, const Piece& piece,
                                 float* made) const {
   const bool source_coded = (row.coded_local & plan::kCodedSource) != 0;
@@ -114,7 +114,8 @@ const float* CodeCombiner::fold(const plan::Row& row, const Gathered& all, const
   return result;
 }
 
-// Encodes the values, with what earlier calls left out of them.
+// Encodes the sum of the values and the residual, if the call has one, and writes to the residual
+// what the codes leave out of this sum. `made` may hold the values, and then holds the sum.
 void CodeCombiner::encode(const BoundRow& bound, std::uint64_t offset, const Piece& piece,
                           float* made, std::byte* codes) const {
   const std::uint64_t first = kernels::first_of_chunk(bound.row->chunk);

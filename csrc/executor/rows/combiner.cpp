@@ -87,8 +87,8 @@ class PartWalk {
 }  // namespace
 
 // Copies bypass the caches if the memory is evicted before its next use. Data that is reduced in
-// place was read a moment ago and is in a cache, so its copies go through the caches. With many
-// ranks a tile reads so much in between that the data is evicted again.
+// place has just been read and is still cached, so its copies go through the caches. This does not
+// hold if a tile reads more than the cache keeps: then all copies bypass it.
 void Combiner::bind(const CollectiveRequest& request, std::size_t item_bytes,
                     std::size_t uncached_bytes) {
   const plan::Plan& plan = request.plan->plan();

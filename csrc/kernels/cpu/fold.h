@@ -100,8 +100,8 @@ struct Quotient {
   }
 };
 
-// The wire form of averages of small floats: to float32 and back. Each element occupies one word,
-// as if the rest of the word were zero, so that results come in order. `Storage` is the element's
+// The wire form of averages of small floats: to float32 and back. Each element is widened to a word
+// of 32 bits with zeros, so the floats have the order of the elements. `Storage` is the element's
 // type in memory.
 template <typename M, typename Format, typename Storage>
 struct Mean {

@@ -1,8 +1,8 @@
 // A queue pair: the messages to one peer over one rail, in order, and the receives that the peer's
 // messages consume. It knows neither channels nor segments.
 //
-// Positions count work requests without end; completions carry their lower 32 bits. Not every
-// request raises a completion; one that does completes all requests before it.
+// A position is the 64-bit number of a work request, in the order posted; completions carry the
+// lower 32 bits. Not every request raises a completion; one that does completes all before it.
 //
 // Threads: those of the Transport.
 #pragma once
@@ -35,12 +35,12 @@ struct Piece {
 
 // Receives are posted again in batches of this size, so at most one less than a batch is missing.
 inline constexpr std::uint32_t kReceiveBatch = 16;
-// Messages that a peer may have unread on one of `rails` rails: its share of all segments, as many
-// credits, two notices, one notice seen and one goodbye.
+// Most messages of a peer that may be unread on one of `rails` rails: its share of all segments, as
+// many credits, two notices, one receipt of a notice and one goodbye.
 constexpr std::uint32_t unread_of(std::uint32_t rails) {
   return 2 * kChannelsMax * kVerbsDepth / rails + 4;
 }
-// Receives that suffice for them, in whole batches.
+// Receives to post for these messages, in whole batches.
 constexpr std::uint32_t receives_of(std::uint32_t rails) {
   return static_cast<std::uint32_t>(
       round_up(unread_of(rails) + kReceiveBatch - 1, std::size_t{kReceiveBatch}));

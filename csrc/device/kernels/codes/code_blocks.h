@@ -39,8 +39,8 @@ using Signs = kernels::SignValues<ThreadLane>;
 // 32nd quad of the block.
 class CodeBlock {
  public:
-  // `number`: of the block in its part. Without values if the part is shorter than the longest one,
-  // or is not encoded.
+  // `number`: of the block in its part. The block has no values if it lies behind the end of a part
+  // shorter than the longest one, or if the part is not encoded.
   PYCOLL_DEVICE CodeBlock(const Coding& coding, const Cuts& cuts, std::uint32_t part,
                           std::uint64_t number)
       : coding_(coding), kind_(coding.codec.kind), lane_(thread() % kWarp) {
@@ -85,7 +85,7 @@ class CodeBlock {
   static constexpr std::uint32_t kStep = kQuad * kWarp;
   static constexpr std::uint32_t kScaleBytes = kFloatBytes;
 
-  // The values of the quad at `index` that are in the block.
+  // The number of values of the quad at `index` that are in the block.
   PYCOLL_DEVICE std::uint32_t in_quad(std::uint32_t index) const {
     if (index >= count_) return 0;
     return count_ - index < kQuad ? count_ - index : kQuad;
@@ -97,7 +97,7 @@ class CodeBlock {
 
   PYCOLL_DEVICE std::byte* rests() const { return reinterpret_cast<std::byte*>(coding_.rests); }
 
-  // The values to encode; 0 behind the end.
+  // The values to encode, residual included; 0 behind the end.
   PYCOLL_DEVICE Quad values(std::uint32_t index) const {
     Quad made = given(index);
     if (coding_.rests == nullptr) return made;
@@ -137,8 +137,8 @@ class CodeBlock {
     return most;
   }
 
-  // A thread writes the rests of values that another thread has read for the scale. The read has
-  // ended: the scale, which the written value depends on, is made of it.
+  // A thread may overwrite rests that another thread reads in largest(). The write cannot overtake
+  // the read: every written rest depends on the scale, and the scale depends on all these reads.
   template <typename Format>
   PYCOLL_DEVICE void encode_scaled() const {
     const std::uint32_t most = largest();
@@ -212,8 +212,9 @@ class CodeBlock {
     leave(index, rest);
   }
 
-  // Partial sums 4 k .. 4 k + 3 of the magnitudes are those of thread k, and of threads k + 4, k +
-  // 8 and so on. No thread returns before all have read all values.
+  // The sum of the magnitudes, in the order of the host's kernels. Thread k computes partial sums
+  // 4 k .. 4 k + 3; threads k + 4, k + 8 and so on compute the same ones. No thread returns before
+  // all have read all values.
   PYCOLL_DEVICE float sum() const {
     constexpr auto kSums = static_cast<std::uint32_t>(Signs::kSums);
     constexpr std::uint32_t kThreads = kSums / kQuad;
@@ -281,7 +282,7 @@ class CodeBlock {
     }
   }
 
-  // Stores what the rows stand for, summed up.
+  // Stores the sum of the rows' values, divided by `divisor` unless that is 0.
   PYCOLL_DEVICE void decode() const {
     const std::uint32_t rows = coding_.step == Coding::Step::kDecode ? 1 : coding_.rows;
     PYCOLL_NO_UNROLL
@@ -348,7 +349,7 @@ class CodeBlock {
     return made;
   }
 
-  // The number of the code in the low byte. `is_high`: of its upper half.
+  // The number that the low byte of `code` stands for. `is_high`: int4 reads its upper four bits.
   PYCOLL_DEVICE float value_of(std::uint32_t code, bool is_high) const {
     switch (kind_) {
       case kernels::CodecKind::kInt4:
