@@ -53,13 +53,13 @@ class CompiledCall(NamedTuple):
     arrays: _core.CallArrays | None = None
     #: How the plan's codes hold float32; None: the plan has none.
     codec: _core.Codec | None = None
-    #: By which the caller's results are divided in the end.
+    #: The divisor of the results after the collective; 1 for none.
     divisor: int = 1
 
     @property
     def by_python(self) -> bool:
-        """Whether Python runs such calls: native code runs no user's function, no pairs and no
-        codec."""
+        """Whether Python runs the call: the native fast path takes no user's function, no pairs of
+        value and location, and no codec."""
         reduction = self.reduction
         if self.codec is not None:
             return True
@@ -175,9 +175,10 @@ class Plans:
     ) -> CompiledCall:
         """Return what the engine needs for a call.
 
-        ``nbytes``: the message in bytes. ``shape_key``: further numbers that must be equal on all
-        ranks. ``coding``: the codec, if data travels as codes; these hold float32, whatever the
-        ``dtype`` of the arrays.
+        ``nbytes``: the message in bytes. ``algorithm``: a name, or None for the choice of the cost
+        model. ``shape_key``: further numbers that must be equal on all ranks. ``coding``: the
+        codec, if data travels as codes; these hold float32, whatever the ``dtype`` of the arrays.
+        Raises InvalidArgumentError for an algorithm or a codec that does not fit the call.
         """
         divisor, told = 1, ""
         if coding is not None:
@@ -288,6 +289,7 @@ class Plans:
         return plan
 
     def _of(self, key: _Key) -> Topology:
+        """Return the topology that the schedule of ``key`` follows."""
         return self.topology if key.is_coded else self.followed
 
     def lanes(self, plan: _core.Plan) -> int:
@@ -356,7 +358,7 @@ def choice(
 
 
 def explain(plans: Plans, collective: str, nbytes: int, compress: Any, memory: str) -> str:
-    """Return the text of ``Communicator.explain``, without what transports tell."""
+    """Return the text of ``Communicator.explain``, without the lines of transports."""
     kind, length = _collective_of(collective), _length("nbytes", nbytes)
     topology, parameters = plans.topology, plans.parameters
     if compress is not None:

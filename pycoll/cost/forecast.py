@@ -1,4 +1,4 @@
-"""Forecasts: the predicted time of every algorithm on other hosts, by the model that also chooses.
+"""Forecasts: the time of every algorithm on other hosts, as predicted by the selector's cost model.
 
 ``pycoll explain --hosts 128 --local-size 8 --alpha 2us --beta 50GB/s`` shows a forecast: times by
 message size in that world, and times of one message in worlds of up to `RANKS_MAX` ranks.
@@ -95,11 +95,12 @@ def with_links(
     flow: float | None = None,
     rails: float | None = None,
 ) -> Parameters:
-    """Replaces latencies (s) and seconds per byte between hosts and, ``local``, inside hosts.
+    """Replaces the given values of links; None keeps a value.
 
-    ``flow``: s/byte of one rank, even if the link of its host is idle. ``rails``: the number of
-    links of a host, each with beta; messages use all of them. If the latency of a link changes, its
-    overhead per segment changes by the same factor.
+    ``alpha``, ``beta``: latency (s) and s/byte between hosts. ``local_alpha``, ``local_beta``: the
+    same inside hosts. ``flow``: s/byte of one rank, even if the link of its host is idle.
+    ``rails``: the number of links of a host, each with beta; messages use all of them. If the
+    latency of a link changes, its overheads change by the same factor.
     """
     given = (alpha, beta, local_alpha, local_beta, flow, rails)
     if all(value is None for value in given):

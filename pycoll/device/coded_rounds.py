@@ -42,7 +42,7 @@ _EXCHANGES = {
 
 
 class Exchange(NamedTuple):
-    """A collective of bytes. ``lanes``: the most that any rank's plan has."""
+    """A collective of bytes. ``lanes``: the most lanes that any rank's plan has."""
 
     compiled: CompiledCall
     lanes: int
@@ -76,9 +76,10 @@ Hosts = tuple[tuple[int, ...], ...]
 
 
 def hosts_of(topology: Topology, collective: Collective) -> Hosts:
-    """Return the hosts whose ranks sum up their values before they encode; none without them.
+    """Return the hosts whose ranks sum up their values before they encode; empty if none do.
 
-    Hosts have equally many ranks then, and ranks with one local rank are in the order of hosts.
+    These hosts have equally many ranks, and the ranks with one local rank ascend in the order of
+    hosts.
     """
     hosts = topology.hosts
     reduces = collective in (Collective.ALL_REDUCE, Collective.REDUCE_SCATTER)
@@ -116,7 +117,7 @@ class CodedCall(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all codes."""
+        """The bytes of the codes of all parts."""
         return len(self.arrays[0].lengths) * self.stride
 
     @property
@@ -158,8 +159,8 @@ class CodedCall(NamedTuple):
     def rounds(self, ends: Sequence[Ends], scratch: int) -> list[Round]:
         """Return the rounds of a call, one for each of its exchanges.
 
-        ``ends``: of each array. ``scratch``: the address of that memory. A round uses the memory of
-        the one before, which has ended by then.
+        ``ends``: the memory of each array. ``scratch``: the address of ``self.scratch`` bytes. A
+        round uses the memory of the one before, which has ended by then.
         """
         if self.collective is Collective.ALL_GATHER:
             return [_gather_round(self, ends, scratch)]
@@ -177,7 +178,7 @@ class CodedCall(NamedTuple):
         return [*_reduce_rounds(self, folded, scratch), _gather_round(self, replies, scratch)]
 
     def cut(self, address: int) -> Iterator[Codes]:
-        """Yield the codes of each array in memory of all codes."""
+        """Yield the codes of each array in the ``nbytes`` bytes at this address."""
         for one in self.arrays:
             yield Codes(address, self.stride)
             address += one.nbytes

@@ -17,7 +17,7 @@ from pycoll.types import ITEM_BYTES, DType
 #: Codes of a part begin at multiples of this many bytes, so that no kernel loads them by bytes.
 _ALIGNMENT = 16
 FLOAT_BYTES = 4
-#: Of steps without codes: its blocks are what a warp works on.
+#: The codec of steps without codes: a warp works on one of its blocks at a time.
 WHOLE_VALUES = _core.Codec(0, 256, False, 0)
 _NAP_S = 50e-6
 
@@ -72,7 +72,7 @@ class Parts(NamedTuple):
         return ("encode", self.codec, *codes, length, *values, rests, 1, -1, part, rank)
 
     def encode_all(self, values: Floats, rests: int, codes: Codes, rank: int) -> list[Copy]:
-        """Return the steps that encode the parts of all ranks but ``rank``, for it."""
+        """Return the steps by which ``rank`` encodes the parts of all other ranks."""
         if self._is_even():
             total, parts = sum(self.lengths), len(self.lengths)
             own = (parts, rank, 0, rank)
@@ -101,7 +101,8 @@ class Parts(NamedTuple):
     ) -> Copy:
         """Return the step that sums up a part of several ranks.
 
-        ``own``, ``result``: of the part. ``rows``: how many, the one of ``own``, and the divisor.
+        ``own``, ``result``: of the part. ``rows``: the number of rows, the number of the row whose
+        values are ``own``, and the divisor of the sums, or 0.
         """
         return ("fold", self.codec, *codes, self.lengths[part], *own, *result, *rows)
 
@@ -113,7 +114,7 @@ class Parts(NamedTuple):
         return ("total", self.codec, 0, stride, count, *values, *result, rows)
 
     def _is_even(self) -> bool:
-        """Whether one step knows all parts: they are cut evenly, and in the order of ranks."""
+        """Whether one step can handle all parts: they are cut evenly, in the order of ranks."""
         count = len(self.lengths)
         return tuple(self.of_ranks) == tuple(range(count)) and self.lengths == cut(
             sum(self.lengths), count
@@ -121,7 +122,10 @@ class Parts(NamedTuple):
 
 
 def velocity_step(count: int, values: Floats, velocities: int, momentum: float) -> Copy:
-    """Return the step that makes ``count`` velocities of a call, momentum u + x."""
+    """Return the step that replaces ``count`` velocities u by momentum * u + x, x of ``values``.
+
+    ``velocities``: their address.
+    """
     return ("correct", WHOLE_VALUES, 0, 0, count, *values, velocities, momentum)
 
 
@@ -145,7 +149,7 @@ class Kept(Protocol):
 
     @property
     def masking(self) -> bool:
-        """Whether the velocities of values that codecs send places of become 0."""
+        """Whether the velocity of a value becomes 0 when a sparse codec sends the value."""
 
     def memory(self, move: Callable[[Any], Residual], name: str) -> Residual:
         """Return "residuals" or "velocities" on the device, where ``move`` puts them."""

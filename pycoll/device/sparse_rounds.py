@@ -1,10 +1,10 @@
 """The round of an all_reduce of device arrays whose ranks send the largest values only.
 
-The number of values that a rank sends is known before, and equal on all ranks. So the call is one
-exchange of known length: kernels choose the values of each array; an all_gather of bytes brings the
-codes of all ranks to all ranks; kernels check their places, and add them up from the first rank to
-the last one. No rank owns a part, and all ranks hold the same bits. Where places of some rank do
-not ascend below the length of the array, the result is NaN, and the communicator fails.
+The number of values that a rank sends is known before the call, and equal on all ranks. So the call
+is one exchange of known length: kernels choose the values of each array; an all_gather of bytes
+brings the codes of all ranks to all ranks; kernels check their places, and add them up from the
+first rank to the last one. No rank owns a part, and all ranks hold the same bits. If the places of
+a rank do not ascend, or exceed the array, the result is NaN, and the communicator fails.
 
 Each array of a list has codes of its own. Those of a rank lie end to end, so a list takes one
 exchange, and neighbouring steps of one kind share launches.
@@ -50,7 +50,11 @@ class Chosen(NamedTuple):
 
 
 class _Place(NamedTuple):
-    """The memory of an array in a call. ``offset``: of its codes behind those of a rank."""
+    """The memory of an array in a call.
+
+    ``offset``: the bytes from the first code of a rank to its codes of this array. ``work``: the
+    address of the memory in which kernels look for the values.
+    """
 
     array: Chosen
     ends: Ends
@@ -90,7 +94,10 @@ class SparseCall(NamedTuple):
         yield Collective.ALL_GATHER, [self.stride] * self.size
 
     def rounds(self, ends: Sequence[Ends], scratch: int) -> list[Round]:
-        """Return the round. ``ends``: of each array. ``scratch``: the address of that memory."""
+        """Return the only round.
+
+        ``ends``: the memory of each array. ``scratch``: the address of ``self.scratch`` bytes.
+        """
         sent, arrived = (scratch, self.stride), (scratch + self.stride, self.exchange_bytes)
         work = arrived[0] + self.exchange_bytes
         nbytes = sum(one.work for one in self.arrays)

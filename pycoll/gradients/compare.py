@@ -61,7 +61,7 @@ from pycoll.gradients.policies import Policy
 EQUAL = 0.005
 
 
-#: The time of a server's core, as of pycoll: what it needs to begin an operation, and to add.
+#: The time of a core of pycoll's servers: seconds to begin an operation, and s/byte to combine.
 SERVING = Rate(50e-6, LINKS["tcp"].gamma)
 
 

@@ -3,8 +3,8 @@
 A move changes one group of a point: it merges the group with the next one, splits it, flips its
 architecture, or cuts it into parts. Other moves change the order of parts, or the halves, of the
 whole point. The search keeps a move that shortens the simulated step, and visits the longest groups
-first. It ends when no move is left that does, or when it has used up its budget, which counts
-simulated messages and gradients and not seconds. So all ranks end at the same point.
+first. It ends when no move shortens the step, or when it has used up its budget. The budget counts
+simulated messages and gradients, not seconds, so all ranks end at the same point.
 
 The result is never worse than the best start. It is a local optimum, not always the best point.
 """
@@ -30,11 +30,11 @@ from pycoll.gradients.simulate import Step, play
 
 #: Simulated messages and gradients of a search, over all of its starts.
 BUDGET = 6_000
-#: The starts of a search by each architecture: the best of the named points.
+#: The number of starts for each architecture: the best of the named points.
 STARTS = 3
 #: The least relative gain of a move.
 GAIN_MIN = 1e-6
-#: A group is cut into so many parts of equal length.
+#: The numbers of equal parts into which a move may cut a group.
 PARTS = (2, 4, 8)
 
 
@@ -104,7 +104,10 @@ class Scene:
 
 
 def search(scene: Scene, starts: Sequence[Point], budget: int) -> Scored | None:
-    """The best point that moves reach from the best of ``starts``; None without starts."""
+    """The best point that moves reach from the best of ``starts``; None without starts.
+
+    ``budget``: the simulated messages and gradients of all moves together.
+    """
     scored = [Scored(scene.exposed_s(point), point) for point in dict.fromkeys(starts)]
     scored.sort(key=lambda one: one.exposed_s)
     best = []

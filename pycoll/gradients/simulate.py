@@ -204,7 +204,7 @@ def _ends(
             if behind_s is None:
                 begin = end
             else:
-                # The first and the last segment come so long after the stage in front had them.
+                # The first and the last segment come behind_s after the stage before had them.
                 begin, least = begin + behind_s, end + behind_s
             begin = free[resource] if free[resource] > begin else begin
             for other in others:

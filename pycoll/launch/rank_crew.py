@@ -101,9 +101,9 @@ class Crew:
 
     ``link`` connects it to the launchers of other nodes, and ``store`` is where the ranks join, if
     this launcher serves it. The number of a rank is its place in ``_ranks``; on a node that is not
-    the first one, its rank in the job is larger. A subclass for
-    elastic jobs replaces the methods ``_begin``, ``_place_of``, ``_label``, ``_adapt``,
-    ``_note_end``, ``_tell``, ``_is_going``, ``_waits`` and ``_set_slots``.
+    the first one, its rank in the job is larger. A subclass for elastic jobs replaces the methods
+    ``_begin``, ``_place_of``, ``_label``, ``_adapt``, ``_note_end``, ``_tell``, ``_is_going``,
+    ``_waits`` and ``_set_slots``.
     """
 
     def __init__(
@@ -125,6 +125,7 @@ class Crew:
         self._signals: list[int] = []
         self._passed_on = 0
         self._control_lost = False
+        #: (time on the monotonic clock, signal for the ranks that still run), earliest first.
         self._due: list[tuple[float, int]] = []
         self._selector = selectors.DefaultSelector()
         self._output = RankOutput(self._selector)
@@ -137,6 +138,7 @@ class Crew:
         self._verdict_by: float | None = None
         #: The host in reports; empty for a job of one host.
         self._host = "" if link is None else link.host
+        #: The bytes of ``control`` behind its last whole line.
         self._said = bytearray()
         #: When silence of ``control`` ends the job; None without it and after its end.
         self._silent_at: float | None = None
@@ -270,6 +272,7 @@ class Crew:
         return False
 
     def _patience(self) -> float | None:
+        """Return the seconds until the next deadline or check; None if there is none."""
         blind = any(rank.pidfd < 0 and rank.status is None for rank in self._ranks)
         waits = self._output.waits()
         link_silent_at = None if self._link is None else self._link.silent_at
@@ -309,8 +312,8 @@ class Crew:
             self._heed_verdict()
 
     def _say_for_all(self, text: str) -> None:
-        """Print a report that all nodes have: of quiet ones, whose output goes to one launcher,
-        node 0 prints it."""
+        """Print a report that all nodes have. If the nodes are quiet, one launcher shows the output
+        of all of them, so only node 0 prints it."""
         if not self._options.quiet or (self._link is not None and self._share.node == 0):
             say(text)
 
@@ -331,7 +334,7 @@ class Crew:
         return gone or ([self._verdict.rank] if self._verdict.rank >= 0 else [])
 
     def _tell_joining(self, text: str, lost: Sequence[int]) -> None:
-        """Have the ranks that join, now or later, raise PeerLostError: ``lost`` will not come."""
+        """Make all ranks that join, now or later, raise PeerLostError for the ranks ``lost``."""
         if self._store is not None:
             who = f"; {list_ranks(list(lost))} cannot join" if lost else ""
             self._store.lose(lost, text + who)

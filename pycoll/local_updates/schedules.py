@@ -46,7 +46,7 @@ class Schedule:
     def following(self, steps: int, loss: float, last: Round) -> Round:
         """The round after ``last``.
 
-        ``steps``: the inner steps so far, those with averaged gradients apart. ``loss``: the mean
+        ``steps``: the inner steps so far, without those that averaged gradients. ``loss``: the mean
         over ``last`` and all ranks; NaN unless ``needs_loss``.
         """
         del steps, loss
@@ -139,9 +139,9 @@ class PostLocal(Schedule):
 class AdaComm(Schedule):
     """Begin with long rounds, and shorten them as the loss falls.
 
-    After every ``period`` inner steps the next round gets sqrt(loss / first loss) ``first`` steps,
-    rounded up, where a loss is the mean over a round and all ranks. Where that would not shorten
-    the rounds, they get ``decay`` times their length.
+    After every ``period`` inner steps the next rounds get ``first`` times sqrt(loss / first loss)
+    steps, rounded up, where a loss is the mean over a round and all ranks. Where that would not
+    shorten the rounds, they get ``decay`` times their length.
 
     Arguments: ``first``, the inner steps of the first round; ``period``, the inner steps between
     two decisions, by default 10 ``first``; ``decay``, between 0 and 1; ``least``, the inner steps

@@ -6,9 +6,9 @@ waits only for rows with lower labels or for sends with its own label. The ranks
 deadlock, for any channel depth.
 
 The row that makes a value also sends it, ahead of the label of the send, if the order of segments
-in the channel allows it: receive-reduce-send is one row. Such an early send needs a free slot in
-the channel in addition to all segments that the receiver takes at this row's label or later. At
-most `DEPTH` segments of a channel may be in that state.
+in the channel allows it: receive-reduce-send is one row. Such an early send must not wait for a
+slot that the receiver releases only at the label of this row or later. A channel has `DEPTH` slots,
+so the segment `DEPTH` sends before it must have a lower label than this row.
 
 Lanes of the schedule that exchange values on this rank are joined into one lane of its plan.
 `lowering` assigns memory locations to the values afterwards.
@@ -114,8 +114,9 @@ class RowBuilder:
 class Arrival(NamedTuple):
     """The segments that one row receives in a step.
 
-    ``position`` is the position of the chunk's own value among them, or -1 if it is not an operand.
-    If ``carries`` is set, the first operand is the result of the previous row of the fold.
+    ``target`` is the chunk that gets them, and ``place`` the latest of their places. ``position``
+    is the position of the chunk's own value among them, or -1 if it is not an operand. If
+    ``carries`` is set, the first operand is the result of the previous row of the fold.
     """
 
     target: int

@@ -180,11 +180,11 @@ def topology_of(hosts: Sequence[Hashable], *outer: Sequence[Hashable]) -> Topolo
 def with_domains(topology: Topology, *names: Sequence[Hashable]) -> Topology:
     """Adds levels inside hosts, from sequences with the name of a domain per rank.
 
-    Names count within a host only; None stands for an unknown domain. A sequence makes a level of
-    the hosts that it splits into several groups, two of which at least have several ranks. All
-    ranks of another host, or of a host with an unknown domain, form one group. Where two sequences
-    split a host differently, the smaller groups are the intersections. Equal levels count once.
-    Raises InvalidArgumentError if a sequence has another length.
+    Names count within a host only; None stands for an unknown domain. A sequence splits a host if
+    it names a domain for each of its ranks, and at least two of these domains have several ranks.
+    All ranks of any other host form one group. Where two sequences split a host differently, the
+    smaller groups are the intersections. Equal levels count once. Raises InvalidArgumentError if a
+    sequence has another length.
     """
     levels: list[tuple[Hashable, ...]] = []
     for one in names:

@@ -7,8 +7,8 @@ begins MPI and keeps the interpreter's lock meanwhile, so a process of its own w
 If it takes longer than ``init()`` may take, the watcher tells the reason and ends this process, and
 the launcher ends the job.
 
-An MPI that begins in another way, such as by a C library, is not watched. With
-``PYCOLL_MPI_WATCH=0`` none is. This module uses the import system of Python, and no name of mpi4py.
+The watcher does not see an MPI that begins in another way, for example in a C library.
+``PYCOLL_MPI_WATCH=0`` turns it off. This module uses Python's import system, and no name of mpi4py.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ if not select.select([0], [], [], seconds)[0]:
     if not select.select([0], [], [], 5)[0]:
         os.kill(pid, signal.SIGKILL)
 """
-#: The longest wait for that byte.
+#: The longest wait for the byte of the watcher.
 _STARTING_S = 10.0
 _ADVICE = "import mpi4py.MPI before pycoll.init(), on all ranks"
 
@@ -59,7 +59,7 @@ def watch_late_mpi(rank: int, seconds: float) -> None:
         return
     watched = any(isinstance(finder, _Finder) for finder in sys.meta_path)
     if not watched and _MODULE not in sys.modules and not mpi_has_begun():
-        # The finders of mpi4py stand behind it.
+        # First in the list, so that the import asks it before the finder that finds the module.
         sys.meta_path.insert(0, _Finder(rank, seconds))
 
 

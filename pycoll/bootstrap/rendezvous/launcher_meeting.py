@@ -2,9 +2,10 @@
 
 PMI-1 or PMIx carries one blob of rank 0, the meeting of the job: a random secret, the addresses of
 its host, and a port. All rounds of joining, and all later worlds of the process, go through a store
-that rank 0 serves there. So the store names ranks that are missing, tells failures at once, and
-the launcher's exchange is used once in a process. It is left before ``init()`` returns on any rank,
-since the store's first round needs all ranks: an MPI that begins later finds it unused.
+that rank 0 serves there. So the store names ranks that are missing and tells failures at once, and
+a process uses the launcher's exchange only once. All ranks have left this exchange before
+``init()`` returns on any rank, because the store's first round needs all ranks. An MPI that begins
+later finds it unused.
 
 Rank 0 keeps the port for the life of its process, by a socket that does not listen.
 """
@@ -82,6 +83,7 @@ def meet(
 
 
 def _ask(exchange: LauncherExchange, config: Config, listener: socket.socket | None) -> Meeting:
+    """Return the meeting that rank 0, the rank with a ``listener``, offers. Leaves the exchange."""
     try:
         mine = b"" if listener is None else offer(config, listener).to_bytes()
         told = exchange.blob_of_first(mine)

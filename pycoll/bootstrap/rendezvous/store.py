@@ -47,16 +47,16 @@ from pycoll.untrusted import json_object, read_json
 if TYPE_CHECKING:
     from pycoll.bootstrap.rendezvous.store_server import StoreServer
 
-#: Within this time another rank 0 of this job answers, and a name that it has bound becomes a
-#: listening one.
+#: Seconds in which another rank 0 of this job answers, and in which it listens at a name that it
+#: has bound.
 _CONTEST_S = 1.0
 #: Number of unix socket names under which the ranks of a job may meet on their host.
 _NAMES = 16
 
 
 class Loss(NamedTuple):
-    """A loss with which the other members go on: that of ``member`` if it is ``gone``, else that of
-    one of its ranks."""
+    """A loss that the meeting tolerates: of ``member`` if it is ``gone``, else of one of its
+    ranks."""
 
     member: int
     text: str
@@ -112,14 +112,14 @@ class MeetingWatch:
         self.news.append(Loss(**news))
 
     def share(self, ranks: int, tolerated: int, proxy: bytes) -> None:
-        """Tell the store that this member stands for ``ranks`` ranks, and that the meeting goes on
-        until all members have lost more than ``tolerated``. ``proxy`` becomes this member's blob of
-        later rounds if the member is lost."""
+        """Tell the store that this member stands for ``ranks`` ranks, and that the meeting ends
+        once all members together have lost more than ``tolerated`` ranks. ``proxy`` becomes this
+        member's blob of later rounds if the member is lost."""
         self._connection.send(frame(Kind.SHARE, SHARE_HEAD.pack(ranks, tolerated) + proxy))
 
     def lose(self, text: str) -> None:
-        """Tell the store that one of this member's ranks is lost. ``text`` becomes an alarm if that
-        is one too many."""
+        """Tell the store that one of this member's ranks is lost. ``text`` becomes an alarm if more
+        ranks are lost than the meeting tolerates."""
         self._connection.send(frame(Kind.LOST, text.encode()))
 
 
@@ -200,7 +200,7 @@ class StoreExchange:
             raise self._connection.unreadable(error) from None
 
     def alarm(self, text: str) -> None:
-        """Have the store tell all ranks, which raise TransportError."""
+        """Send ``text`` to all ranks through the store; they raise TransportError with it."""
         self._connection.send(frame(Kind.ALARM, text.encode()))
 
     def check(self) -> None:

@@ -29,7 +29,11 @@ _ROWS_AT_ONCE = 1 << 19
 
 
 class TableTerms(NamedTuple):
-    """The terms. ``rows``: their number, or -1 for a table that makes them on first use."""
+    """The terms of a table. ``dim``: the elements of a row.
+
+    ``rows``: their number, or -1 for a table that makes them on first use. ``init``: the form and
+    scale of first rows as `read_init` reads them. ``seed``: of their elements.
+    """
 
     dtype: int
     rows: int

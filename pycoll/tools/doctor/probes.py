@@ -1,8 +1,8 @@
 """Probes from this host to the doctors of others, over every pair of addresses, with plain sockets.
 
-All connects run at the same time and have ``CONNECT_S`` together, so an address without an answer
-costs no more than that. The kernel itself gives up an address that no machine of its network has
-after three seconds, and says "No route to host"; a firewall that drops packets leaves silence.
+All connects run at the same time and share the limit ``CONNECT_S``, so addresses without an answer
+cost no more than that. After three seconds the kernel itself gives up an address that no machine of
+its network has, and says "No route to host". A firewall that drops packets leaves silence.
 """
 
 from __future__ import annotations
@@ -106,6 +106,7 @@ class Prober:
         for at, reason in failures.items():
             self.links[at] = replace(self.links[at], failure=reason)
         silent = [at for at, reason in failures.items() if reason in (SILENT, NO_ROUTE)]
+        # Failed tries get port 0; a refusal counts as an answer and keeps its port.
         tries = [(at, port) for at in silent for port in _OTHER_PORTS]
         routes = [_with_port(self._routes[at], port) for at, port in tries]
         for number, reason in _connects(routes, ELSEWHERE_S).items():
@@ -149,6 +150,7 @@ class Prober:
         self.links[at] = replace(link, via=via, round_trip_s=best, clock_s=ahead)
 
     def _greet(self, link: Link, sock: socket.socket) -> None:
+        """Send the target's token and check its proof. Raises OSError for another answer."""
         token = bytes.fromhex(self._hosts[link.target].token)
         sock.sendall(token)
         try:
@@ -159,6 +161,7 @@ class Prober:
             raise OSError(0, STRANGER)
 
     def _with_rate(self, link: Link, route: Route) -> Link:
+        """Return the link with its measured rate, or with the failure of the measurement."""
         try:
             sock = begin_connect(route, {})
             if sock is None:

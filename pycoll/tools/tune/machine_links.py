@@ -1,6 +1,7 @@
 """``pycoll tune`` on one machine: measures its codecs and links and stores the result.
 
-For shared memory it first finds the stores that fill slots: the same all_reduces run with both.
+For shared memory it first chooses the stores that fill slots: the same all_reduces run with every
+kind.
 
 For each transport it then finds the length of segments. It runs all_reduces of long messages with
 every candidate length; a shorter one than the longest wins only if its times are clearly shorter.
@@ -60,7 +61,8 @@ from pycoll.tools.tune.fit import Fit, Observation, fit
 #: Collectives whose plans separate the cost of moving from that of combining.
 COLLECTIVES = ("all_reduce", "broadcast", "all_gather", "reduce_scatter")
 SEGMENTS = (SEGMENT_BYTES, SEGMENT_BYTES // 2, SEGMENT_BYTES // 4)
-#: An option is chosen if its times are below this share of the usual one's; less is noise.
+#: An option is chosen if its times are below this share of the usual option's times. A smaller gain
+#: is noise.
 _GAIN = 0.97
 _RANKS_MAX = 8
 #: Reports state the accuracy of predictions from this message size on, in bytes.
@@ -443,9 +445,10 @@ class Comparison(NamedTuple):
     """A request to compare predicted and measured times, for sizes from ``begin_bytes`` by factors
     of 4 up to ``end_bytes``.
 
-    Without ``algorithm`` the chosen ones count. ``memory``: the memory of the arrays, a value of
-    MEMORIES. ``jobs``: a measured time is the median of that many jobs, since caches may by chance
-    hold less of the memory of one job. ``budget_s``: s for each size of a job.
+    Without ``algorithm``, each size uses the algorithm that the cost model chooses. ``memory``: the
+    memory of the arrays, a value of MEMORIES. ``jobs``: a measured time is the median of that many
+    jobs, since caches may by chance hold less of the memory of one job. ``budget_s``: seconds for
+    each size of a job.
     """
 
     collective: str
@@ -546,6 +549,7 @@ def _measured_in_jobs(
 
 
 def _surroundings(transports: Sequence[str], memory: str) -> dict[str, str]:
+    """The environment variables of the ranks of a job."""
     return {
         "PYCOLL_TRANSPORTS": ",".join(transports),
         "PYCOLL_SHARED_ARRAYS": "1" if memory == SHARED else "0",

@@ -182,6 +182,7 @@ class Negotiation:
         if self._line.size != words:
             self._bytes = bytearray(8 * words)
             self._line = np.frombuffer(self._bytes, np.uint64)
+        # Bit 0: this rank has no text to send. Behind the first word, a bit for each known name.
         self._bytes[:] = (int(quiet) | mine << _WORD_BITS).to_bytes(8 * words, "little")
         self._work = self._comm.all_reduce(self._line, "band", out=self._line, async_op=True)
 
@@ -219,7 +220,7 @@ class Negotiation:
         return by_text._replace(ready=ready + by_text.ready)
 
     def _ready_by(self, bits: int) -> list[Ready]:
-        """Known names by their bits, in the order of their numbers. Do not modify the list."""
+        """The known names of these bits, in the order of their numbers. Do not modify the list."""
         found = self._again.get(bits)
         if found is None:
             known = (self._known[number] for number in _numbers_of(bits))
@@ -257,6 +258,7 @@ class Negotiation:
         return [key for key, at in self._warn_at.items() if at <= now]
 
     def _share_news(self, late: list[str], slow: list[str]) -> Round:
+        """Exchange new, late and slow names and joins as text; return what these make ready."""
         message = {"have": self._news, "join": self._joining, "late": late, "slow": slow}
         self._news = []
         joined_now = []
@@ -333,7 +335,8 @@ class Negotiation:
         return [Ready(key, announced[min(announced)], text)]
 
     def _report_stalled(self, key: str) -> list[Stalled]:
-        """Report a name that some rank has waited for long; a known name as in ``_give_up``."""
+        """Report a name for which some rank has waited for long. As in ``_give_up``, a known name
+        first loses its number."""
         if key in self._numbers:
             self._forget(key)
             return []
