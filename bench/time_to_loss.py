@@ -118,7 +118,7 @@ def told(found: dict[str, Any], given: argparse.Namespace) -> list[str]:
                 f"{lowest_of(curve):.3f}",
                 f"{max(right for *_, right in curve):.1%}",
                 f"{seconds_to(curve, goal):.1f} s",
-                f"{first / max(seconds_to(curve, goal), 1e-9):.2f}",
+                f"{speed_of(seconds_to(curve, goal), first):.2f}",
             ]
         )
     head = ("method", "a step", "lowest loss", "highest accuracy", f"time to {goal:.3f}")
@@ -133,6 +133,12 @@ def told(found: dict[str, Any], given: argparse.Namespace) -> list[str]:
         "",
         *told_of_diloco(found["diloco"]),
     ]
+
+
+def speed_of(seconds: float, first: float) -> float:
+    """The speed of a method as a multiple of float32's, which takes ``first`` seconds. Both take
+    none where the goal is the loss before the first step."""
+    return 1.0 if seconds == first else first / max(seconds, 1e-9)
 
 
 def reached_by_all(curves: dict[str, Curve]) -> float:

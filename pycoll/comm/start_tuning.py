@@ -6,6 +6,7 @@ import functools
 from typing import TYPE_CHECKING
 
 from pycoll import _core
+from pycoll.bootstrap.discovery.cores import core_count
 from pycoll.cost import tuning_file
 from pycoll.cost.slot_stores import GAIN, STRING
 
@@ -36,7 +37,13 @@ def tuning_text(config: Config) -> str:
 
 @functools.cache
 def measured_stores() -> str | None:
-    """Return the best stores for slots; None if this process cannot measure them."""
+    """Return the best stores for slots; None if this process cannot measure them.
+
+    A process with less than two cores, by its affinity or by a quota, measures nothing: a quota
+    would stop one of the two threads while the other one is timed.
+    """
+    if core_count() < 2:
+        return None
     times = _core.time_stores(MEASURING_S)
     if times is None:
         return None

@@ -276,6 +276,7 @@ def test_without_a_file_the_stores_are_measured_once(
         return next(times)
 
     monkeypatch.setattr(_core, "time_stores", measure)
+    monkeypatch.setattr(start_tuning, "core_count", lambda: 2)
     try:
         assert start_tuning.start_tuning(Config(tuning="off")) is BUILT_IN
         for _ in range(2):
@@ -306,10 +307,23 @@ def test_the_fastest_stores_are_chosen_and_string_ones_where_they_come_close(
 ) -> None:
     found: list[Any] = [dict(zip(slot_stores.KINDS, times, strict=True)), None]
     monkeypatch.setattr(_core, "time_stores", lambda _: found.pop(0))
+    monkeypatch.setattr(start_tuning, "core_count", lambda: 2)
     try:
         for expected in (stores, None):
             start_tuning.measured_stores.cache_clear()
             assert start_tuning.measured_stores() == expected
+    finally:
+        start_tuning.measured_stores.cache_clear()
+
+
+def test_a_process_with_one_core_or_a_quota_of_one_times_no_stores(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_core, "time_stores", lambda _: pytest.fail("timed"))
+    monkeypatch.setattr(start_tuning, "core_count", lambda: 1)
+    start_tuning.measured_stores.cache_clear()
+    try:
+        assert start_tuning.measured_stores() is None
     finally:
         start_tuning.measured_stores.cache_clear()
 
