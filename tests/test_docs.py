@@ -288,6 +288,34 @@ def test_targets_of_make_exist() -> None:
             assert re.search(rf"^{target}:", makefile, re.M), f"{path.name}: make {target}"
 
 
+def native_members(name: str, texts: list[str]) -> str:
+    """The code of the types and namespaces of a name, without comments; "" if none has it."""
+    kind = r"(?:class|struct|union|enum|enum class|(?:inline )?namespace)"
+    attributes = r"(?:\[\[\w+\]\] |alignas\([^)]*\) )*(?:\w+::)*"
+    block = re.compile(rf"^( *){kind} {attributes}{name}\b[^;{{]*{{(.*?)^\1}}", re.M | re.S)
+    bodies = [found[2] for text in texts for found in block.finditer(text)]
+    return re.sub(r"//.*", "", "\n".join(bodies))
+
+
+def test_members_of_native_code_that_are_named_exist() -> None:
+    folders = ("csrc", "bindings")
+    texts = [p.read_text() for folder in folders for p in (ROOT / folder).rglob("*.h")]
+    assert "may_begin" in native_members("Collectives", texts)
+    assert "may_begin" not in native_members("Engine", texts)
+    named = {
+        (path.name, owner, member)
+        for path, text in DOCUMENTS.items()
+        for owner, member in re.findall(r"(?<![.\w:/])([A-Za-z_]\w*)::~?([A-Za-z_]\w*)", text)
+    }
+    assert len(named) > 10, "the names were not found"
+    gone = [
+        f"{page}: {owner}::{member}"
+        for page, owner, member in sorted(named)
+        if owner != "std" and not re.search(rf"\b{member}\b", native_members(owner, texts))
+    ]
+    assert gone == []
+
+
 def test_files_that_are_named_exist() -> None:
     folders = "csrc|bindings|pycoll|tests|bench|docs|examples"
     for path, text in DOCUMENTS.items():
