@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
 DOCUMENTS = {
     path: path.read_text()
-    for pattern in ("*.md", "bench/*.md", "tests/*.md", "docs/**/*.md", "csrc/**/*.md")
+    for pattern in ("*.md", "bench/**/*.md", "tests/*.md", "docs/**/*.md", "csrc/**/*.md")
     for path in ROOT.glob(pattern)
 }
 PYCOLL = (sys.executable, "-m", "pycoll")
@@ -245,6 +245,77 @@ def test_the_index_of_decisions_has_every_page_by_its_heading() -> None:
     }
     assert len(listed) == len(headings)
     assert {page: title for title, page in listed} == headings
+
+
+# Limits
+
+
+def test_first_documents_are_short() -> None:
+    for name, lines in {"README.md": 150, "ARCHITECTURE.md": 200}.items():
+        assert len((ROOT / name).read_text().splitlines()) <= lines, name
+
+
+def test_documents_of_the_project_exist() -> None:
+    for name in ("LICENSE", "SECURITY.md", "CHANGELOG.md", "CONTRIBUTING.md"):
+        assert (ROOT / name).stat().st_size > 500, name
+
+
+def test_the_walk_of_an_all_reduce_has_ten_sentences() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    walk = text.partition("in ten sentences\n")[2].partition("\n## ")[0]
+    sentences = [" ".join(one.split()) for one in re.findall(r"(?ms)^\d+\. (.*?)(?=^\d|\Z)", walk)]
+    assert len(sentences) == 10
+    for one in sentences:
+        assert one.endswith(".") and ". " not in one and len(one.split()) <= 25, one
+
+
+def what_a_decision_lacks(text: str) -> list[str]:
+    """Sections that a decision lacks or has in another order, and its status."""
+    sections = ["Context", "Decision", "Evidence", "When to look again"]
+    found = [name for name in re.findall(r"^## (.+)$", text, re.M) if name in sections]
+    lacking = [] if found == sections else [f"sections {sections}"]
+    has_status = re.match(r"# .+\n\n\*Status: [^*]+\.\* Area: ", text)
+    return lacking if has_status else [*lacking, "a status and an area below its heading"]
+
+
+def test_decisions_have_a_status_and_all_sections() -> None:
+    """Another test finds each of them in the index."""
+    whole = "# A\n\n*Status: accepted.* Area: b.\n\n## Context\n\n## Decision\n\n## Evidence\n"
+    assert what_a_decision_lacks(whole + "\n## When to look again\n") == []
+    assert len(what_a_decision_lacks(whole.replace("Status", "State"))) == 2
+    pages = [path for path in (ROOT / "docs" / "decisions").glob("*.md") if path.stem != "index"]
+    found = {path.name: what_a_decision_lacks(path.read_text()) for path in pages}
+    assert len(found) > 50
+    assert {name: lacks for name, lacks in found.items() if lacks} == {}
+
+
+def wide_cells(text: str) -> list[str]:
+    """Cells of tables with more than 200 characters."""
+    rows = [line.strip(" |") for line in text.splitlines() if line.lstrip().startswith("|")]
+    cells = [cell.strip() for row in rows for cell in re.split(r"(?<!\\)\|", row)]
+    return [cell for cell in cells if len(cell) > 200]
+
+
+def test_cells_of_tables_are_short() -> None:
+    assert wide_cells("| a | " + "x" * 201 + " |") and not wide_cells("| a | " + "x" * 200 + " |")
+    found = {path.name: wide_cells(text) for path, text in DOCUMENTS.items()}
+    assert {name: cells for name, cells in found.items() if cells} == {}
+
+
+def test_every_picture_is_shown() -> None:
+    shown = {
+        (path.parent / target).resolve()
+        for path, text in DOCUMENTS.items()
+        for target in re.findall(r"!\[[^\]]*\]\(([^)\s]+)", text)
+    }
+    pictures = [
+        path
+        for folder in ("docs", "bench")
+        for path in (ROOT / folder).rglob("*")
+        if path.suffix in (".svg", ".png", ".jpg", ".gif")
+    ]
+    assert len(pictures) > 5
+    assert [str(path.relative_to(ROOT)) for path in pictures if path not in shown] == []
 
 
 def wide_prose(text: str) -> list[str]:
