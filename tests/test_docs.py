@@ -289,6 +289,30 @@ def test_decisions_have_a_status_and_all_sections() -> None:
     assert {name: lacks for name, lacks in found.items() if lacks} == {}
 
 
+def what_an_origin_lacks(text: str) -> list[str]:
+    """What the first paragraph of a page of results does not say."""
+    first = text.partition("\n\n")[2].partition("\n\n")[0]
+    wanted = {
+        "the machine": r"\b(?:EPYC|Xeon|H100|H200)\b|^No machine:",
+        "the date": r"\b20\d\d-\d\d-\d\d\b",
+        "the commit": r"\bcommits? (?:from before )?[0-9a-f]{7,}\b",
+    }
+    return [what for what, pattern in wanted.items() if not re.search(pattern, first)]
+
+
+def test_pages_of_results_begin_with_machine_date_and_commit() -> None:
+    assert what_an_origin_lacks("# A\n\nAMD EPYC, 2026-11-28, commit beed227.\n") == []
+    assert len(what_an_origin_lacks("# A\n\nAMD, 28 November, an earlier commit.\n")) == 3
+    found = {}
+    for path in (ROOT / "docs" / "results").glob("*.md"):
+        text = path.read_text()
+        if shown := re.match(r"<!-- file (\S+) -->", text):
+            text = (ROOT / shown[1]).read_text()
+        if path.name != "index.md" and (lacks := what_an_origin_lacks(text)):
+            found[path.name] = lacks
+    assert found == {}
+
+
 def wide_cells(text: str) -> list[str]:
     """Cells of tables with more than 200 characters."""
     rows = [line.strip(" |") for line in text.splitlines() if line.lstrip().startswith("|")]
