@@ -473,6 +473,27 @@ def test_folders_hold_at_most_20_files() -> None:
     assert large == set(LARGE_FOLDERS), "split by concept; take folders that are small off the list"
 
 
+#: Folders whose tests lie in a folder of another name.
+TESTED_ELSEWHERE = {
+    "pycoll/device": "tests/gpu",  # named after the hardware and `make gpu-check`
+    "pycoll/optim": "tests/gradients",  # it only passes on names of gradients and local_updates
+}
+
+
+def test_every_folder_of_code_has_a_folder_of_tests() -> None:
+    """Those right below pycoll and csrc; subfolders may share it."""
+    expected = {}
+    for code, tests in (("pycoll", "tests"), ("csrc", "tests/cpp")):
+        found = {path.relative_to(ROOT).parts for path in files(*CODE)}
+        names = {parts[1] for parts in found if parts[0] == code and len(parts) > 2}
+        expected |= {f"{code}/{name}": f"{tests}/{name}" for name in names}
+    assert len(expected) > 20 and set(TESTED_ELSEWHERE) <= set(expected)
+    lacking = {code for code, tests in expected.items() if not (ROOT / tests).is_dir()}
+    assert lacking == set(TESTED_ELSEWHERE)
+    for tests in TESTED_ELSEWHERE.values():
+        assert list((ROOT / tests).glob("test_*.py")), tests
+
+
 # Words
 
 LEFTOVERS = re.compile(
