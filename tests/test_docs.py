@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shlex
@@ -373,6 +374,29 @@ def test_rows_are_as_the_format_has_them() -> None:
     told = re.search(r"wait for up to (\d+) segments.*?send to up to (\d+) peers", text)
     assert told is not None
     assert [int(number) for number in told.groups()] == [FAN_MAX, FAN_MAX]
+
+
+def made_doors(text: str) -> int:
+    calls = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
+    return sum(ast.unparse(call.func).rpartition(".")[2] == "Door" for call in calls)
+
+
+def test_every_door_has_a_row() -> None:
+    """A feature that reaches into another library is told to users, by its module."""
+    assert made_doors("A = Door(1)\n\ndef f():\n    return doors.Door(2)\n\nclass Door: ...\n") == 2
+    text = (ROOT / "docs" / "process-wide.md").read_text()
+    table = text.partition("| feature | door | tested with |")[2].partition("\n\n")[0]
+    modules = [quoted(row)[0] for row in re.findall(r"^\| [^|]+ \| (`[^|]+) \|", table, re.M)]
+    folder = ROOT / "pycoll"
+    gone = [one for one in modules if not any((at / one).is_file() for at in (folder, ROOT))]
+    assert gone == []
+    doors = {
+        str(path.relative_to(folder)): count
+        for path in folder.rglob("*.py")
+        if (count := made_doors(path.read_text()))
+    }
+    assert len(doors) > 5
+    assert {name: count for name, count in doors.items() if modules.count(name) != count} == {}
 
 
 def test_targets_of_make_exist() -> None:
