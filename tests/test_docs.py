@@ -236,7 +236,7 @@ def test_links_lead_somewhere() -> None:
                 assert (path.parent / target).exists(), f"{path.name}: {target}"
 
 
-def test_the_index_of_decisions_has_every_page_by_its_heading() -> None:
+def test_the_index_of_decisions_and_the_navigation_have_every_page() -> None:
     folder = ROOT / "docs" / "decisions"
     listed = re.findall(r"^\* \[(.+)\]\((.+)\)$", (folder / "index.md").read_text(), re.M)
     headings = {
@@ -246,6 +246,8 @@ def test_the_index_of_decisions_has_every_page_by_its_heading() -> None:
     }
     assert len(listed) == len(headings)
     assert {page: title for title, page in listed} == headings
+    navigation = (ROOT / "mkdocs.yml").read_text()
+    assert [page for page in headings if f"- decisions/{page}\n" not in navigation] == []
 
 
 # Limits
