@@ -1,8 +1,8 @@
 """The rates of codecs: bytes of float32 that a core encodes, or decodes and adds, per second.
 
-``pycoll tune`` measures them and stores them in the tuning file, under ``codecs``. A file
-without that entry, or without one of its names, has the built-in rates for what is missing. All
-ranks use the rates of rank 0's file, like the costs of links.
+``pycoll tune`` measures them and stores them in the tuning file, under ``codecs``. A codec that
+this entry does not name was not measured and has its built-in rates. All ranks use the rates of
+rank 0's file, like the costs of links.
 """
 
 from __future__ import annotations
@@ -56,12 +56,10 @@ def as_json(rates: tuple[CodecRate, ...]) -> dict[str, Any]:
 
 
 def parse_rates(data: Any) -> tuple[CodecRate, ...]:
-    """The rates of a JSON value; what it lacks is built in.
+    """The rates of a JSON value; a codec that it does not name has its built-in rates.
 
     Raises ValueError that names the entry that is unknown or out of range.
     """
-    if data is None:
-        return BUILT_IN
     known = {one.name: one for one in BUILT_IN}
     if not isinstance(data, dict) or not set(data) <= set(known):
         raise ValueError(f"codecs must have some of {', '.join(known)}, and nothing else")

@@ -23,7 +23,7 @@ DEFAULT = STREAMING
 
 
 def parse_kind(value: Any) -> str | None:
-    """Return the kind in a tuning file, None where the file has none. Raises ValueError."""
+    """Return the kind in a tuning file, None if it was not measured. Raises ValueError."""
     if value is not None and value not in KINDS:
         raise ValueError(f"slot_stores is {value!r}: expected one of {', '.join(KINDS)}")
     return None if value is None else str(value)

@@ -8,9 +8,9 @@ join; the other ranks do not read their files.
 If a job on several hosts was tuned, the file also has the costs of their network. If it has several
 networks, the choice between them is a function of the host names, so ranks agree on it too.
 
-A file that is broken, of another version or of another machine is refused with the reason. If
-PYCOLL_TUNING names it, the refusal is an error. If it was found in its default place, pycoll warns
-and uses the built-in values.
+A file that is broken, lacks a field, or is of another schema or machine is refused with the
+reason. If PYCOLL_TUNING names it, the refusal is an error. If it was found in its default place,
+pycoll warns and uses the built-in values.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 #: The version of the file's layout and of the meaning of its numbers; others are refused.
-SCHEMA = 1
+SCHEMA = 2
 OFF = "off"
 SEGMENT_BYTES_MIN = 4096
 #: The most bytes of a file, which has link values and host names; a larger file is refused.
@@ -203,10 +203,7 @@ def from_text(text: str) -> Tuning:
         return BUILT_IN
     try:
         data = read_json(text)
-        media, networks = _media(data["media"]), _networks(data["networks"])
-        stores = slot_stores.parse_kind(data.get("slot_stores"))
-        codecs = codec_rates.parse_rates(data.get("codecs"))
-        return Tuning(media, str(data["origin"]), networks, stores, codecs)
+        return _parse_values(data)._replace(origin=str(data["origin"]))
     except (ValueError, KeyError, TypeError) as error:
         raise InvalidArgumentError(f"rank 0 sent a tuning that cannot be read: {error}") from None
 
@@ -288,7 +285,7 @@ def load(path: Path | str) -> Tuning:
         raise _unusable(path, error.strerror or str(error)) from None
     except (ValueError, TypeError) as error:
         raise _unusable(path, str(error)) from None
-    return found._replace(origin=f"{path} of {data.get('made', 'unknown date')}")
+    return found._replace(origin=f"{path} of {data['made']}")
 
 
 def store(tuning: Tuning, path: Path, made: str) -> None:
@@ -386,11 +383,21 @@ def _parse_tuning(data: Any) -> Tuning:
         raise ValueError(
             f"it was made on machine {data.get('machine')!r}, and this is {fingerprint()!r}"
         )
+    if "made" not in data:
+        raise ValueError("it lacks made")
+    return _parse_values(data)
+
+
+def _parse_values(data: Any) -> Tuning:
+    """The values that ``_as_json`` wrote; raises ValueError or TypeError for anything else."""
+    missing = [name for name in _as_json(BUILT_IN) if name not in data]
+    if missing:
+        raise ValueError(f"it lacks {', '.join(missing)}")
     return Tuning(
-        media=_media(data.get("media")),
-        networks=_networks(data.get("networks", [])),
-        slot_stores=slot_stores.parse_kind(data.get("slot_stores")),
-        codecs=codec_rates.parse_rates(data.get("codecs")),
+        media=_media(data["media"]),
+        networks=_networks(data["networks"]),
+        slot_stores=slot_stores.parse_kind(data["slot_stores"]),
+        codecs=codec_rates.parse_rates(data["codecs"]),
     )
 
 
@@ -416,14 +423,10 @@ _RANGES = {
     "sustained": (0.0, 1.0),
     "call": (0.0, 10.0),
 }
-#: Figures that older files lack; their default is 0, which means that there is none.
-_LATER = ("flow", "reach", "sustained", "call")
 
 
 def _medium(name: str, data: Any) -> Medium:
     names = {*_RANGES, "cache_bytes", "segment_bytes"}
-    if isinstance(data, dict):
-        data = {**dict.fromkeys(_LATER, 0.0), **data}
     if not isinstance(data, dict) or set(data) != names:
         raise ValueError(f"{name} must have {', '.join(sorted(names))}")
     for word, (low, high) in _RANGES.items():

@@ -79,11 +79,39 @@ def test_rates_of_codecs_are_kept_and_those_that_lack_are_built_in(tmp_path: Pat
     assert tuning_file.load(stored(tmp_path / "b.json", found)).codecs == found.codecs
     for several in (False, True):
         assert found.parameters(several_hosts=several).codecs == found.codecs
-    path = stored(tmp_path / "old.json")
+    assert tuning_file.load(stored(tmp_path / "c.json", codecs={})).codecs == codec_rates.BUILT_IN
+
+
+@pytest.mark.parametrize("field", ["made", "media", "networks", "slot_stores", "codecs"])
+def test_a_file_that_lacks_a_field_is_refused(tmp_path: Path, field: str) -> None:
+    path = stored(tmp_path / "tuning.json")
+    told = json.loads(path.read_text())
+    del told[field]
+    path.write_text(json.dumps(told))
+    with pytest.raises(InvalidArgumentError, match=f"it lacks {field}; run pycoll tune"):
+        tuning_file.load(path)
+
+
+@pytest.mark.parametrize("figure", sorted(MINE.media["shm"].link._fields))
+def test_a_file_that_lacks_a_figure_of_a_link_is_refused(tmp_path: Path, figure: str) -> None:
+    path = stored(tmp_path / "tuning.json", media=changed_medium(**{figure: None}))
+    with pytest.raises(InvalidArgumentError, match=r"shm must have alpha, .*; run pycoll tune"):
+        tuning_file.load(path)
+
+
+def test_a_file_of_schema_1_is_refused_and_the_text_says_what_to_run(tmp_path: Path) -> None:
+    """The edition before wrote schema 1, without slot_stores, codecs and later figures of links."""
+    path = stored(tmp_path / "old.json", schema=1)
     old = json.loads(path.read_text())
-    del old["codecs"]
+    del old["codecs"], old["slot_stores"]
+    for medium in old["media"].values():
+        del medium["flow"], medium["reach"], medium["sustained"], medium["call"]
     path.write_text(json.dumps(old))
-    assert tuning_file.load(path).codecs == codec_rates.BUILT_IN
+    with pytest.raises(
+        InvalidArgumentError, match="its schema is 1, expected 2; run pycoll tune"
+    ) as caught:
+        tuning_file.find(Config(tuning=str(path)))
+    assert str(path) in str(caught.value)
 
 
 def test_whatever_size_spilling_begins_at_is_found_again(tmp_path: Path) -> None:
@@ -95,7 +123,7 @@ def test_whatever_size_spilling_begins_at_is_found_again(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"schema": 2}, "its schema is 2, expected 1"),
+        ({"schema": 3}, "its schema is 3, expected 2"),
         ({"schema": None}, "its schema is None"),
         ({"machine": "somewhere"}, "made on machine 'somewhere', and this is"),
         ({"media": None}, "media must be shm, tcp"),
@@ -112,6 +140,7 @@ def test_whatever_size_spilling_begins_at_is_found_again(tmp_path: Path) -> None
         ({"media": changed_medium(cache_bytes=0)}, "shm.cache_bytes is 0"),
         ({"slot_stores": "quick"}, "slot_stores is 'quick': expected one of ordinary, streaming"),
         ({"slot_stores": True}, "slot_stores is True: expected one of ordinary, streaming"),
+        ({"codecs": None}, "codecs must have some of bf16, fp8, int4, int8"),
         ({"codecs": ["int8"]}, "codecs must have some of bf16, fp8, int4, int8"),
         ({"codecs": {"int9": {}}}, "codecs must have some of bf16"),
         ({"codecs": {"int8": {"encode": 1e9}}}, "codecs.int8 must have encode and decode_add"),
@@ -235,7 +264,7 @@ def test_processes_with_different_files_choose_alike(tmp_path: Path) -> None:
 
 def test_a_file_of_rank_0_that_is_of_no_use_stops_all_ranks(tmp_path: Path) -> None:
     path = stored(tmp_path / "a.json", schema=9)
-    with pytest.raises(PycollError, match="its schema is 9, expected 1"):
+    with pytest.raises(PycollError, match="its schema is 9, expected 2"):
         join_threads(3, [Config(tuning=str(path)), Config(), Config()], bring=tuning_text)
 
 
