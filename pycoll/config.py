@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import os
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -145,7 +147,7 @@ class Config(NamedTuple):
     job_id: str | None = None
     store: str = "rank0"
     elastic: str | None = None
-    member: int | None = None
+    elastic_worker: int | None = None
     ticket: str | None = None
     host_id: str | None = None
     transports: tuple[str, ...] = DEFAULT_TRANSPORTS
@@ -181,10 +183,11 @@ class Config(NamedTuple):
     def read(cls, environ: Mapping[str, str] | None = None) -> Config:
         """Parse ``environ`` (``os.environ`` if None).
 
-        Raises InvalidArgumentError for a value that cannot be parsed, and for an unknown
+        Old names of ``RENAMED`` count as their new ones. Raises InvalidArgumentError for a value
+        that cannot be parsed, for a variable that is set under both names, and for an unknown
         ``PYCOLL_*`` name; the text then proposes the nearest known name.
         """
-        source = os.environ if environ is None else environ
+        source = with_new_names(os.environ if environ is None else environ)
         values: dict[str, Any] = {}
         for name in sorted(source):
             if not name.startswith(PREFIX):
@@ -229,12 +232,17 @@ SETTINGS: tuple[Setting, ...] = (
         "process that listens at PYCOLL_ADDRESS: rank0, or launcher (set by pycoll run)",
     ),
     Setting(
-        "PYCOLL_ROSTER",
+        "PYCOLL_ELASTIC",
         "elastic",
         _text,
         "address of the elastic rendezvous, which assigns ranks (set by pycoll run)",
     ),
-    Setting("PYCOLL_MEMBER", "member", _integer(0), "number of this worker in an elastic job"),
+    Setting(
+        "PYCOLL_ELASTIC_WORKER",
+        "elastic_worker",
+        _integer(0),
+        "number of this worker in an elastic job (set by pycoll run)",
+    ),
     Setting(
         "PYCOLL_TICKET",
         "ticket",
@@ -392,6 +400,35 @@ SETTINGS: tuple[Setting, ...] = (
 )
 
 _BY_NAME = {setting.variable: setting for setting in SETTINGS}
+#: The new name of each renamed variable, by its old name.
+RENAMED = {"PYCOLL_ROSTER": "PYCOLL_ELASTIC", "PYCOLL_MEMBER": "PYCOLL_ELASTIC_WORKER"}
+
+
+def with_new_names(environ: Mapping[str, str]) -> Mapping[str, str]:
+    """Return ``environ`` with the new name of each renamed variable that is set.
+
+    Each old name causes one DeprecationWarning per process. Raises InvalidArgumentError for a
+    variable that is set under both names.
+    """
+    old_names = [old for old in RENAMED if old in environ]
+    if not old_names:
+        return environ
+    found = dict(environ)
+    for old in old_names:
+        new = RENAMED[old]
+        if new in found:
+            raise InvalidArgumentError(
+                f"{old} and {new} are both set in the environment, and {old} is the old name of "
+                f"{new}: set {new} only"
+            )
+        _warn_renamed(old, new)
+        found[new] = found.pop(old)
+    return found
+
+
+@functools.cache
+def _warn_renamed(old: str, new: str) -> None:
+    warnings.warn(f"{old} is now called {new}", DeprecationWarning, stacklevel=4)
 
 
 def is_on(field: str) -> bool:

@@ -51,8 +51,8 @@ class ElasticCrew(Crew):
         return self._numbers[number]
 
     def _place_of(self, number: int) -> dict[str, str]:
-        member = str(self._label(number))
-        return {"PYCOLL_ROSTER": self._rendezvous.name, "PYCOLL_MEMBER": member}
+        worker = str(self._label(number))
+        return {"PYCOLL_ELASTIC": self._rendezvous.name, "PYCOLL_ELASTIC_WORKER": worker}
 
     def _is_going(self) -> bool:
         if any(rank.status is None for rank in self._ranks):

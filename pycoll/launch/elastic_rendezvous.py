@@ -139,11 +139,11 @@ class ElasticRendezvous:
 
     def _take_question(self, sock: socket.socket, question: bytes) -> None:
         try:
-            words = json_object(read_json(question), {"member": int, "pid": int})
+            words = json_object(read_json(question), {"worker": int, "pid": int})
         except ValueError:
             self._lose(sock)
             return
-        number = words["member"]
+        number = words["worker"]
         if self._lines.get(number) is not sock:
             self._close_line(number)
         self._lines[number] = sock

@@ -27,7 +27,7 @@ from typing import Any, TypeVar
 
 from pycoll.bootstrap.discovery.versions import versions
 from pycoll.bootstrap.rendezvous.frames import PULSE_S, SILENCE_S
-from pycoll.config import PREFIX, Config
+from pycoll.config import PREFIX, Config, with_new_names
 from pycoll.errors import InvalidArgumentError, TransportError
 from pycoll.launch.elastic_jobs import ElasticOptions
 from pycoll.launch.host_list import HostSlots
@@ -53,7 +53,7 @@ _CARRIED_PREFIXES = (
 )
 #: Variables of one process or of one job, which the agents set.
 _PLACES = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "ADDRESS", "SECRET", "JOB_ID", "STORE")
-_OWN = {f"{PREFIX}{name}" for name in (*_PLACES, "ROSTER", "MEMBER", "HOST_ID")}
+_OWN = {f"{PREFIX}{name}" for name in (*_PLACES, "ELASTIC", "ELASTIC_WORKER", "HOST_ID")}
 _HINTS = (
     (
         "Permission denied",
@@ -495,7 +495,7 @@ def forwarded_variables(environ: Mapping[str, str], options: HostsOptions) -> di
     for a name in ``options.variables`` that is not set."""
     found = {
         name: text
-        for name, text in environ.items()
+        for name, text in with_new_names(environ).items()
         if name in _CARRIED or name.startswith((PREFIX, *_CARRIED_PREFIXES))
     }
     for word in options.variables:

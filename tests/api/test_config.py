@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from pycoll.config import PREFIX, SETTINGS, Config, describe, is_on
+from pycoll.bootstrap.discovery.discover import inside_job
+from pycoll.bootstrap.discovery.torch_variables import inherited_variables
+from pycoll.bootstrap.rendezvous import elastic_worker
+from pycoll.config import PREFIX, RENAMED, SETTINGS, Config, _warn_renamed, describe, is_on
 from pycoll.errors import InvalidArgumentError
 
 SECRET = "0123456789abcdef"
@@ -18,8 +21,8 @@ GOOD = [
     ("PYCOLL_SECRET", SECRET, "secret", SECRET.encode()),
     ("PYCOLL_JOB_ID", "night", "job_id", "night"),
     ("PYCOLL_STORE", "launcher", "store", "launcher"),
-    ("PYCOLL_ROSTER", "night-crew", "elastic", "night-crew"),
-    ("PYCOLL_MEMBER", "5", "member", 5),
+    ("PYCOLL_ELASTIC", "night-crew", "elastic", "night-crew"),
+    ("PYCOLL_ELASTIC_WORKER", "5", "elastic_worker", 5),
     ("PYCOLL_TICKET", "dGlja2V0", "ticket", "dGlja2V0"),
     ("PYCOLL_HOST_ID", "rack 7", "host_id", "rack 7"),
     ("PYCOLL_TRANSPORTS", "tcp", "transports", ("tcp",)),
@@ -61,7 +64,7 @@ BAD = [
     ("PYCOLL_TCP_SOCKETS", "9", "from 1 to 8"),
     ("PYCOLL_VERBS_RAILS", "0", "from 1 to 4"),
     ("PYCOLL_VERBS_RAILS", "5", "from 1 to 4"),
-    ("PYCOLL_MEMBER", "-1", "whole number of at least 0"),
+    ("PYCOLL_ELASTIC_WORKER", "-1", "whole number of at least 0"),
     ("PYCOLL_TIMEOUT_S", "0", "above 0"),
     ("PYCOLL_TIMEOUT_S", "-3", "above 0"),
     ("PYCOLL_TIMEOUT_S", "nan", "above 0"),
@@ -115,6 +118,48 @@ def test_an_unknown_variable_near_nothing_lists_all() -> None:
     with pytest.raises(InvalidArgumentError, match="PYCOLL_XYZZY ") as caught:
         Config.read({"PYCOLL_XYZZY": "1"})
     assert all(setting.variable in str(caught.value) for setting in SETTINGS)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "text", "field", "value"),
+    [
+        ("PYCOLL_ROSTER", "PYCOLL_ELASTIC", "night-crew", "elastic", "night-crew"),
+        ("PYCOLL_MEMBER", "PYCOLL_ELASTIC_WORKER", "5", "elastic_worker", 5),
+    ],
+)
+def test_an_old_name_works_and_warns_once(
+    old: str, new: str, text: str, field: str, value: object
+) -> None:
+    assert RENAMED[old] == new
+    _warn_renamed.cache_clear()
+    with pytest.warns(DeprecationWarning, match=f"^{old} is now called {new}$") as caught:
+        for _ in range(2):
+            assert getattr(Config.read({old: text}), field) == value
+    assert len(caught) == 1
+    with pytest.raises(InvalidArgumentError, match=f"{old} and {new} are both set.*set {new} only"):
+        Config.read({old: text, new: text})
+
+
+def test_an_error_in_the_value_of_an_old_name_says_the_new_name() -> None:
+    with pytest.raises(InvalidArgumentError, match="PYCOLL_ELASTIC_WORKER='x': expected"):
+        Config.read({"PYCOLL_MEMBER": "x"})
+
+
+def test_renamed_variables_are_known_and_their_old_names_are_free() -> None:
+    known = {setting.variable for setting in SETTINGS}
+    assert set(RENAMED.values()) <= known
+    assert not known & RENAMED.keys()
+
+
+def test_old_names_count_outside_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert inside_job({"PYCOLL_ROSTER": "night-crew"})
+    outer = {"PYCOLL_ROSTER": "night-crew", "PYCOLL_MEMBER": "5", "RANK": "1"}
+    assert inherited_variables(outer) == {
+        "PYCOLL_ELASTIC": "night-crew",
+        "PYCOLL_ELASTIC_WORKER": "5",
+    }
+    monkeypatch.setenv("PYCOLL_ROSTER", "night-crew")
+    assert elastic_worker.inside()
 
 
 def test_the_table_covers_every_field_once() -> None:

@@ -139,7 +139,8 @@ def test_the_loss_of_node_0_ends_the_job_with_its_name(nodes: Nodes) -> None:
 PLACED = """
 import os, sys, time
 from pycoll.bootstrap.rendezvous import elastic_worker
-elastic_worker.take_place(os.environ["PYCOLL_ROSTER"], int(os.environ["PYCOLL_MEMBER"]))
+name, worker = (os.environ[one] for one in ("PYCOLL_ELASTIC", "PYCOLL_ELASTIC_WORKER"))
+elastic_worker.take_place(name, int(worker))
 open(sys.argv[1], "w").close()
 time.sleep(100)
 """

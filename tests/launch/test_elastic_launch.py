@@ -167,8 +167,8 @@ def test_strangers_at_the_elastic_rendezvous_harm_nothing(tmp_path: Path) -> Non
     with running(tmp_path, "-n", "2", "--min-np", "1") as job:
         (first,) = job.await_worlds(1)
         environment = Path(f"/proc/{first[0]}/environ").read_bytes().decode().split("\0")
-        name = next(w.partition("=")[2] for w in environment if w.startswith("PYCOLL_ROSTER="))
-        for nonsense in (b"", b"\n", b'{"member": "x"}\n', b"[1]\n", b"x" * (1 << 20) + b"x\n"):
+        name = next(w.partition("=")[2] for w in environment if w.startswith("PYCOLL_ELASTIC="))
+        for nonsense in (b"", b"\n", b'{"worker": "x"}\n', b"[1]\n", b"x" * (1 << 20) + b"x\n"):
             with socket.socket(socket.AF_UNIX) as sock, contextlib.suppress(BrokenPipeError):
                 sock.connect(abstract_name(name))
                 sock.sendall(nonsense)

@@ -340,4 +340,4 @@ def test_an_elastic_job_on_localhost() -> None:
     code = "import os; print(sorted(one for one in os.environ if one.startswith('PYCOLL_')))"
     status, out, err = run("-H", "localhost:2", "-n", "1", "--max-np", "2", *python(code))
     assert (status, err) == (0, "")
-    assert {"PYCOLL_ROSTER", "PYCOLL_MEMBER"} < set(ast.literal_eval(out.splitlines()[0]))
+    assert {"PYCOLL_ELASTIC", "PYCOLL_ELASTIC_WORKER"} < set(ast.literal_eval(out.splitlines()[0]))

@@ -33,7 +33,7 @@ from pycoll.bootstrap.rendezvous import elastic_worker
 from pycoll.bootstrap.rendezvous.exchange import Exchange, MpiExchange, SoloExchange
 from pycoll.bootstrap.rendezvous.store import join_store, join_unix
 from pycoll.bootstrap.rendezvous.torch_store import open_torch_store
-from pycoll.config import RANKS_MAX, SECRET_LENGTH_MIN, Config
+from pycoll.config import RANKS_MAX, SECRET_LENGTH_MIN, Config, with_new_names
 from pycoll.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -142,12 +142,12 @@ def discover(
 
 def _ask_for_place(config: Config, name: str) -> Placement:
     """Ask the elastic rendezvous for a place. The launcher limits the wait."""
-    if config.member is None or config.secret is None:
+    if config.elastic_worker is None or config.secret is None:
         raise InvalidArgumentError(
-            f"PYCOLL_ROSTER={name} is set without PYCOLL_MEMBER and PYCOLL_SECRET: pycoll run sets "
-            "all of them"
+            f"PYCOLL_ELASTIC={name} is set without PYCOLL_ELASTIC_WORKER and PYCOLL_SECRET: "
+            "pycoll run sets all of them"
         )
-    place = elastic_worker.take_place(name, config.member)
+    place = elastic_worker.take_place(name, config.elastic_worker)
     way = "solo" if place.size == 1 else "store"
     return Placement(
         *(place.rank, place.size, "pycoll run", way, place.job_id, place.address),
@@ -158,7 +158,7 @@ def _ask_for_place(config: Config, name: str) -> Placement:
 
 #: Variables that give one process its place in a world.
 _PLACES = (
-    *("PYCOLL_RANK", "PYCOLL_MEMBER", "RANK", "HOROVOD_RANK", "OMPI_COMM_WORLD_RANK"),
+    *("PYCOLL_RANK", "PYCOLL_ELASTIC_WORKER", "RANK", "HOROVOD_RANK", "OMPI_COMM_WORLD_RANK"),
     *("PMIX_RANK", "PMI_RANK", "SLURM_PROCID"),
 )
 
@@ -187,8 +187,8 @@ def _refuse_worker(env: Mapping[str, str]) -> None:
 
 def inside_job(environ: Mapping[str, str] | None = None) -> bool:
     """Return whether a launcher, PYCOLL_RANK or a ticket makes this process one rank of a job."""
-    env = os.environ if environ is None else environ
-    named = any(f"PYCOLL_{name}" in env for name in ("RANK", "ROSTER", "TICKET"))
+    env = with_new_names(os.environ if environ is None else environ)
+    named = any(f"PYCOLL_{name}" in env for name in ("RANK", "ELASTIC", "TICKET"))
     return named or _placement_by_launcher(env) is not None or _only_pmix(env)
 
 

@@ -15,6 +15,8 @@ import socket
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from pycoll.config import with_new_names
+
 _PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
 _MEETING = ("MASTER_ADDR", "MASTER_PORT")
 _JAX = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
@@ -79,8 +81,10 @@ def unset_in(environ: Mapping[str, str]) -> frozenset[str]:
 
 
 def inherited_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return ``environ`` without the variables that an outer ``pycoll run`` set for its rank."""
-    if environ.get("PYCOLL_STORE") != "launcher" and "PYCOLL_ROSTER" not in environ:
+    """Return ``environ`` without the variables that an outer ``pycoll run`` set for its rank, and
+    with the new names of renamed variables."""
+    environ = with_new_names(environ)
+    if environ.get("PYCOLL_STORE") != "launcher" and "PYCOLL_ELASTIC" not in environ:
         return dict(environ)
     return {name: text for name, text in environ.items() if name not in _ALL}
 

@@ -19,12 +19,13 @@ from typing import Any, NamedTuple
 from pycoll.bootstrap.discovery.network import abstract_name, peer_of
 from pycoll.bootstrap.discovery.torch_variables import Share, follow
 from pycoll.bootstrap.forks import end_with_process
+from pycoll.config import with_new_names
 from pycoll.errors import TransportError
 from pycoll.untrusted import json_object, read_json, shown
 
 #: Longest question or answer.
 LINE_BYTES_MAX = 1 << 20
-_VARIABLE = "PYCOLL_ROSTER"
+_VARIABLE = "PYCOLL_ELASTIC"
 #: The lists of an answer with a fixed length: host and port; rank, number and node.
 _LENGTHS = {"torch": 2, "local": 3}
 
@@ -57,24 +58,24 @@ _line = _Line()
 
 def inside() -> bool:
     """Return whether this process is a worker of an elastic job."""
-    return _VARIABLE in os.environ
+    return _VARIABLE in with_new_names(os.environ)
 
 
-def take_place(name: str, member: int) -> Invitation:
-    """Ask for a place as worker ``member`` and wait for it; an earlier place is given up.
+def take_place(name: str, worker: int) -> Invitation:
+    """Ask for a place as ``worker`` of the job and wait for it; an earlier place is given up.
 
     The launcher answers within its own limit (--elastic-timeout) or ends, so this wait has no
     deadline. Raises TransportError, with the launcher's reason, if no world forms.
     """
     sock = _connect(name)
-    question = {"member": member, "pid": os.getpid()}
+    question = {"worker": worker, "pid": os.getpid()}
     try:
         sock.sendall(json.dumps(question).encode() + b"\n")
         answer = _read_answer(_read_line(sock))
     except (OSError, ValueError) as error:
         sock.close()
         raise TransportError(
-            f"the launcher gave no place to member {member}: {error}", operation="init"
+            f"the launcher gave no place to worker {worker}: {error}", operation="init"
         ) from None
     if "refused" in answer:
         sock.close()

@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 from torch_ranks import raised
@@ -89,8 +90,7 @@ def check_steps_are_those_of_one_process() -> None:
 def check_groups() -> None:
     for groups in (1, 2, 3, 100):
         same(trained(groups=groups)[0], expected(4))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
+    with pytest.warns(DeprecationWarning, match="num_groups is now called groups"):
         same(trained(num_groups=2)[0], expected(4))
     net = network()
     first, second = list(net.parameters())[:2]
