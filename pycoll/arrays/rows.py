@@ -121,15 +121,19 @@ def check_rows(values: Any, name: str, size: int) -> list[int]:
     return [int(number) for number in numbers]
 
 
-def check_splits(splits: Any, rows: int, size: int, name: str = "splits") -> list[int]:
-    """Return ``splits`` as one number of rows per rank, whose sum is ``rows``, the rows of x.
+def check_splits(
+    splits: Any, rows: int, size: int, name: str = "splits", array: str = "x"
+) -> list[int]:
+    """Return ``splits`` as one number of rows per rank, whose sum is the ``rows`` of an array.
 
-    Raise InvalidArgumentError, which names the argument ``name``, for anything else.
+    Raise InvalidArgumentError, which names the arguments ``name`` and ``array``, for anything else.
     """
     checked = check_rows(splits, name, size)
     if sum(checked) != rows:
         add = "add" if name == "splits" else "adds"
-        raise InvalidArgumentError(f"{name} {add} up to {sum(checked)}, but x has {rows} rows")
+        raise InvalidArgumentError(
+            f"{name} {add} up to {sum(checked)}, but {array} has {rows} rows"
+        )
     return checked
 
 

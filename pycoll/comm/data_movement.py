@@ -123,8 +123,7 @@ class DataMovement:
         """Run ``Communicator.gather``."""
         root = check_rank(root, "root", self._size)
         framework, source = input_of(x, options.out)
-        if splits is not None and lengths is not None:
-            raise InvalidArgumentError("splits and lengths mean the same: pass one of them")
+        _check_one(splits, lengths)
         given, word = (lengths, "lengths") if splits is None else (splits, "splits")
         rows = self._all_rows(source, given, "gather", word)
         ends = Ends(framework, source, None, None)
@@ -296,8 +295,7 @@ class DataMovement:
     ) -> tuple[int, list[int]]:
         """Return the rows of each rank, from the ``splits`` of all ranks."""
         size = self._size
-        if splits is not None:
-            raise InvalidArgumentError("splits and lengths mean the same: pass one of them")
+        _check_one(splits, lengths)
         if not isinstance(lengths, Sequence | np.ndarray) or len(lengths) != size:
             raise InvalidArgumentError(
                 f"lengths is {lengths!r}: expected {size} sequences, the splits of each rank"
@@ -312,3 +310,9 @@ class DataMovement:
         """Return the rows that this rank receives, and the elements of each block of all ranks."""
         counts = [n for line in table for n in elements(line, source.shape)]
         return sum(line[self._rank] for line in table), counts
+
+
+def _check_one(splits: Any, lengths: Any) -> None:
+    """Raise InvalidArgumentError if both arguments are given."""
+    if splits is not None and lengths is not None:
+        raise InvalidArgumentError("splits and lengths mean the same: pass one of them")

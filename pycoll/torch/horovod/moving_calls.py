@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from pycoll.arrays.rows import check_splits
+from pycoll.errors import InvalidArgumentError
 from pycoll.torch.horovod import horovod_world
 from pycoll.torch.horovod.controller import JOIN
 from pycoll.torch.horovod.handles import run, start_task
@@ -327,18 +329,12 @@ def _checked_splits(tensor: torch.Tensor, splits: Any, process_set: ProcessSet) 
             )
         return [rows // size] * size
     given = splits if isinstance(splits, torch.Tensor) else torch.as_tensor(splits, device="cpu")
-    if given.is_floating_point() or given.is_complex() or given.dtype is torch.bool:
-        raise ValueError(f"splits has type {given.dtype}: expected whole numbers")
     if given.is_meta:
         raise ValueError("splits is on meta, where there are no numbers: make it on the host")
-    if given.dim() != 1 or len(given) != size:
-        raise ValueError(f"splits has shape {tuple(given.shape)}: expected {size} numbers")
-    found = [int(one) for one in given.tolist()]
-    if min(found) < 0:
-        raise ValueError(f"splits is {found}: expected no negative numbers")
-    if sum(found) != rows:
-        raise ValueError(f"splits add up to {sum(found)}, but the tensor has {rows} rows")
-    return found
+    try:
+        return check_splits(given.tolist(), rows, size, array="tensor")
+    except InvalidArgumentError as error:
+        raise ValueError(str(error)) from None
 
 
 def alltoall_async(

@@ -68,12 +68,20 @@ def check_alltoall() -> None:
     assert found[:, 0].tolist() == [float(r) for r in range(size) for _ in range(rank + 1)]
     found, received = hvd.synchronize(hvd.alltoall_async(mine, splits, name="async"))
     assert found.shape == ((rank + 1) * size, 2) and received.dtype is torch.int32
-    assert "add up to" in raised(ValueError, hvd.alltoall, mine, [0] * size)
-    assert "whole numbers" in raised(ValueError, hvd.alltoall, mine, [0.5] * size)
-    assert "expected" in raised(ValueError, hvd.alltoall, mine, [1] * (size + 1))
+    for wrong, told in (
+        ([0] * size, f"splits add up to 0, but tensor has {len(mine)} rows"),
+        ([0.5] * size, "splits[0] is 0.5: expected a whole number"),
+        ([True] * size, "splits[0] is True: expected a whole number"),
+        ([1] * (size + 1), f"splits has {size + 1} entries: expected one for each of the {size}"),
+        ([[1]] * size, "splits[0] is [1]: expected a whole number"),
+        (1, f"splits is 1: expected {size} whole numbers"),
+    ):
+        text = raised(ValueError, hvd.alltoall, mine, wrong)
+        assert told in text, text
     bad = [-1, *splits[1:-1], sum(splits) + 1]
     if size > 1:
-        assert "negative" in raised(ValueError, hvd.alltoall, mine, bad)
+        text = raised(ValueError, hvd.alltoall, mine, bad)
+        assert "splits[0] is -1: expected a whole number of at least 0" in text, text
         assert "equally" in raised(ValueError, hvd.alltoall, torch.ones(size + 1))
 
 
