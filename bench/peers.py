@@ -50,7 +50,7 @@ def write_markdown(path: Path, ranks: int, results: list[Result]) -> None:
     head = ["collective", "bytes", *names, "best MPI / pycoll", "Gloo / pycoll"]
     what = "float32 sum, ordinary NumPy arrays first, processes; median microseconds."
     lines = [page.origin(), "", what, "", *page.table(head, rows)]
-    page.write_section(path, f"Sweep of {ranks} ranks", lines)
+    page.write_section(path, f"Range of sizes, {ranks} ranks", lines)
 
 
 def main() -> int:

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from math import inf
 from typing import NamedTuple
 
-from pycoll.cost.model import LENT_BYTES, REACHED_BYTES, SEGMENT_BYTES, Link
+from pycoll.cost.model import REACHED_BYTES, SEGMENT_BYTES, UNCOPIED_BYTES, Link
 from pycoll.plan.plan_format import (
     DIRECT_WRITE,
     FINAL,
@@ -363,7 +363,7 @@ class _Run:
         combines = step.operands - 1
         if combines:
             pieces.append((combines * core.gamma * length, length, ()))
-        long = self.shared and length >= LENT_BYTES
+        long = self.shared and length >= UNCOPIED_BYTES
         if row.target and row.source and not step.recv and row.carry == NO_CARRY:
             pieces.append(((self._alone if long else core.beta) * length, length, ()))
         if row.target == Buffer.OUTPUT:

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import pycoll
+from pycoll.config import RENAMED
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("csrc", "bindings", "pycoll", "tests", "bench", "examples")
@@ -510,30 +511,38 @@ SILENCED = {
 FOREIGN_INSTALL = re.compile(r"pip3? install (-\S+ )*['\"]?pycoll(?!-comm)\b")
 
 
-#: Words of an earlier private language, each with the field's word that took its place. "land" is
-#: also the name of the logical reduction.
+#: Words of an earlier private language, each with the field's word that took its place. They are
+#: found in any case and inside identifiers. "land" is also the name of the logical reduction.
 OLD_WORDS = {
     r"rooms?": "slot buffer, space",
     r"lend(s|able|ing)?|lent": "expose, zero-copy read",
     r"lands|landing": "direct write",
     r"sweeps?": "traversal, range of sizes",
-    r"Pace|Company|Spread": "WaitStrategy, WaitingThreads, CpuBalancer",
     r"carrier|carried by": "host proxy",
     r"beside": "next to, in addition to, on the device stream",
-    r"Draft|Held": "RowBuilder, StoredValue",
     r"crowd(ed|ing)": "oversubscribed",
-    r"Reading|Remembered|Flat": "ParsedCall, CallCache, ContiguousView",
     r"settled": "ready, decided",
     r"awaited": "deferred, expected",
     r"agenda": "communication plan",
-    r"(the|a) hub|doorkeeper": "local rendezvous, admission",
+    r"hubs?|door ?keeper": "local rendezvous, admission",
     r"roster": "elastic rendezvous",
     r"misleads": "aliases_4k",
+    r"signs? of (?:life|loss)": "heartbeats, loss detection",
+}
+#: Old names whose words are ordinary English with other meanings: a rank's pace, a flat array, a
+#: value that is held, JAX's coordinator. They are found as whole names, in this case only.
+OLD_NAMES = {
+    r"Pace|Company|Spread": "WaitStrategy, WaitingThreads, CpuBalancer",
+    r"Draft|Held": "RowBuilder, StoredValue",
+    r"Reading|Remembered|Flat": "ParsedCall, CallCache, ContiguousView",
     r"own_part|Turn": "CopyStrategy, ChannelTicket",
     r"Coordinator": "Controller",
-    r"SignsOfLife|signs? of (?:life|loss)": "heartbeats, loss detection",
     r"ShownArray|ReusedMemory": "CopyOnWriteArray, BufferPool",
 }
+#: Names that keep an old word: settings of earlier editions, which still work, a variable of
+#: Hugging Face, and a constant of the native module.
+KEPT_NAMES = (*RENAMED, "HF_HUB_OFFLINE", "LENT_BYTES_MIN")
+_WORD_ENDS = re.compile(r"_|(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 
 def words_found(pattern: re.Pattern[str], text: str) -> list[str]:
@@ -541,12 +550,18 @@ def words_found(pattern: re.Pattern[str], text: str) -> list[str]:
 
 
 def old_words(text: str) -> list[str]:
-    pattern = re.compile("|".join(rf"\b({old})\b" for old in OLD_WORDS))
-    return words_found(pattern, text)
+    for name in KEPT_NAMES:
+        text = text.replace(name, "")
+    names = re.compile("|".join(rf"\b({old})\b" for old in OLD_NAMES))
+    words = re.compile("|".join(rf"\b({old})\b" for old in OLD_WORDS), re.IGNORECASE)
+    return words_found(names, text) + words_found(words, _WORD_ENDS.sub(" ", text))
 
 
 def test_old_words_occur_nowhere() -> None:
     assert old_words("what is lent in a crowded room") == ["lent", "crowded", "room"]
+    assert old_words("_AT_HUB = kRoom + roomOf(LENT_BYTES)") == ["HUB", "Room", "room", "LENT"]
+    assert old_words("TCPSweep settled_at SETTLED2") == ["Sweep", "settled"]
+    assert old_words("Held.turn of a flat PYCOLL_ROSTER") == ["Held"]
     own = [path for path in files(*CODE, ".cu", ".pyi", ".sh") if not is_mine(path)]
     pages = [path for path in documents() if path.name != "CHANGELOG.md"]
     pages += sorted((ROOT / "docs").rglob("*.md"))

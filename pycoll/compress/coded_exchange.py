@@ -36,8 +36,8 @@ from pycoll.errors import (
 #: The bytes of a description that an error shows.
 _TEXT_BYTES = 200
 #: The bytes of codes that travel behind a head, for one rank and for all of them.
-_ROOM_BYTES = 1024
-_ROOM_BYTES_OF_ALL = 32 << 10
+_INLINE_BYTES = 1024
+_INLINE_BYTES_OF_ALL = 32 << 10
 _WORD_BYTES = 8
 #: The codes of a rank that sends none.
 NO_CODES = np.empty(0, np.uint8)
@@ -237,7 +237,7 @@ def _raise_failures(mine: Encoded, failed: list[tuple[int, int]], name: str) -> 
 
 def inline_bytes(size: int) -> int:
     """Return the bytes of codes that travel behind a head, a function of the ranks alone."""
-    return min(_ROOM_BYTES, _ROOM_BYTES_OF_ALL // size // _WORD_BYTES * _WORD_BYTES)
+    return min(_INLINE_BYTES, _INLINE_BYTES_OF_ALL // size // _WORD_BYTES * _WORD_BYTES)
 
 
 def _slot(head: Array, codes: Array, space: int) -> Array:

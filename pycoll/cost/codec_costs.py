@@ -51,8 +51,8 @@ DENSE, PLACES, COMMON = "dense", "places", "common"
 HEAD_BYTES = 8
 _REPLY_NUMBERS = 4
 #: The bytes of codes behind a head, for one rank and for all of them.
-_ROOM_BYTES = 1024
-_ROOM_BYTES_OF_ALL = 32 << 10
+_INLINE_BYTES = 1024
+_INLINE_BYTES_OF_ALL = 32 << 10
 
 
 class Coded(NamedTuple):
@@ -170,7 +170,7 @@ def _composed_cost(
 
 def inline_bytes(size: int) -> int:
     """The bytes of codes behind a head, in the messages of composed codecs among ``size`` ranks."""
-    return min(_ROOM_BYTES, _ROOM_BYTES_OF_ALL // size // HEAD_BYTES * HEAD_BYTES)
+    return min(_INLINE_BYTES, _INLINE_BYTES_OF_ALL // size // HEAD_BYTES * HEAD_BYTES)
 
 
 def _shares(collective: Collective, topology: Topology, between_hosts: bool) -> tuple[float, float]:

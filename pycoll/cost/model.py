@@ -103,9 +103,9 @@ class Link(NamedTuple):
 
 
 #: From these sizes on, arrays (REACHED_BYTES) can be in memory that peers reach, and peers read
-#: chunks (LENT_BYTES) of them without a copy. The model assumes reachable memory for all arrays,
-#: because it does not know where an array is (docs/shared-arrays.md).
-REACHED_BYTES, LENT_BYTES = 8192, 4096
+#: chunks (UNCOPIED_BYTES) of them without a copy. The model assumes reachable memory for all
+#: arrays, because it does not know where an array is (docs/shared-arrays.md).
+REACHED_BYTES, UNCOPIED_BYTES = 8192, 4096
 #: Oversubscription, k ranks per core. TURNS_S, in s per k squared: the extra time of an operation.
 #: All k ranks run one after the other, and each polls a number of peers that grows with k. TURN_S,
 #: in s per k: the extra time of a further step.
@@ -266,7 +266,7 @@ class Profile(NamedTuple):
         tiles = self.tiles(nbytes, segment_bytes)
         part = nbytes / tiles
         inside = _terms(self.first[0], self.period[0], tiles - 1, part)
-        reaches = self.exposes and nbytes >= max(REACHED_BYTES, self.chunks * LENT_BYTES)
+        reaches = self.exposes and nbytes >= max(REACHED_BYTES, self.chunks * UNCOPIED_BYTES)
         moved = inside.reached if reaches else inside.moved
         inside = inside._replace(moved=moved, reached=moved if reaches else 0.0)
         waits = inside.waits + self.calls - 1

@@ -130,7 +130,7 @@ class Scheduler:
         self._comm, self._entries, self._op = comm, [Entry(*one) for one in entries], op
         self._overlaps, self._allocate, self._clock = overlaps, allocate, clock
         self._strict, self._accelerated = deterministic, accelerated
-        self._observer, self._steps, self._settled_at = observer, 0, 0
+        self._observer, self._steps, self._ready_at = observer, 0, 0
         self._log: StepLog | None = None
         self._lock = threading.Lock()
         _check_entries(self._entries, op)
@@ -201,7 +201,7 @@ class Scheduler:
         """
         if self._open:
             raise InvalidArgumentError("begin() within a step: wait() ends it")
-        if self._ready and 0 < self._codecs.every <= self._steps - self._settled_at:
+        if self._ready and 0 < self._codecs.every <= self._steps - self._ready_at:
             self.replan()
         if not self._ready and len(self._timed) == TIMED_STEPS:
             self._settle()
@@ -322,7 +322,7 @@ class Scheduler:
             return
         self._coded.load(kept)
         # The steps until codecs are chosen anew stay as many as on the other ranks.
-        self._settled_at += kept.step - self._steps
+        self._ready_at += kept.step - self._steps
         self._steps = kept.step
 
     def explain(self) -> str:
@@ -446,7 +446,7 @@ class Scheduler:
             )
             decision = decision._replace(why=why)
         self._follow(order, decision)
-        self._ready, self._timed, self._settled_at = True, [], self._steps
+        self._ready, self._timed, self._ready_at = True, [], self._steps
 
 
 class _Both:

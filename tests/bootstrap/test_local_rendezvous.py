@@ -81,7 +81,7 @@ def test_a_rank_that_does_not_come_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     assert re.match(text, str(results[0])), results
 
 
-def test_a_hub_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rendezvous_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     meet = Neighbours.meet
 
     def shut(self: Any, *arguments: Any) -> None:

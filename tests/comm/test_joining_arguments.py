@@ -34,7 +34,7 @@ from pycoll import InvalidArgumentError
         ({"deterministic": 1}, "deterministic is 1"),
         ({"rank": 0, "size": 2, "address": 5}, "address is 5: expected a text"),
         ({"rank": 0, "size": 2, "address": "[::1:55", "secret": "s" * 16}, "brackets, [::1]:port"),
-        ({"transports": "carrier_pigeon"}, "there are shm, verbs, tcp"),
+        ({"transports": "pigeon"}, "there are shm, verbs, tcp"),
         ({"transports": []}, "one or more of shm, verbs, tcp"),
         ({"transports": ""}, "expected names separated by commas"),
         ({"rank": 0, "size": 2, "address": "127.0.0.1:9"}, "secret"),

@@ -48,7 +48,7 @@ def test_messages_go_round_first_of_all(world: ThreadWorld, takes_part: bool) ->
 
 
 def test_groups_works_and_streams(world: ThreadWorld) -> None:
-    """Beside messages of the host with the same tags, which are others."""
+    """In addition to messages of the host with the same tags, which are others."""
 
     def run(comm: pycoll.Communicator) -> None:
         right, left = (comm.rank + 1) % SIZE, (comm.rank - 1) % SIZE

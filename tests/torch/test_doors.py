@@ -60,7 +60,7 @@ int sched_setaffinity(pid_t pid, size_t size, const cpu_set_t *set) {
   return -1;
 }
 """
-CROWDED = """
+OVERSUBSCRIBED = """
 import os, warnings
 warnings.simplefilter("always")
 with warnings.catch_warnings(record=True) as told:
@@ -192,12 +192,12 @@ def test_cpu_balancing_goes_off_with_one_warning(tmp_path: Path) -> None:
     source, library = tmp_path / "none.c", tmp_path / "none.so"
     source.write_text(NO_AFFINITY)
     subprocess.run(["gcc", "-shared", "-fPIC", "-o", library, source], check=True)
-    said = python(CROWDED, LD_PRELOAD=str(library))
+    said = python(OVERSUBSCRIBED, LD_PRELOAD=str(library))
     assert re.findall("told (.*)", said) == [
         "RuntimeWarning CPU balancing is off, since its self-test fails: this process may not set "
         "the affinity of its threads. Only the scheduler moves the ranks that share cores"
     ], said
-    assert "self-test" not in python(CROWDED)
+    assert "self-test" not in python(OVERSUBSCRIBED)
 
 
 def test_documents_name_the_tested_versions() -> None:

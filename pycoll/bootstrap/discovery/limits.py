@@ -34,7 +34,7 @@ _WAITING = 3
 _ACCEPTING = 5
 #: Per peer in shared memory: those that it sends; at the serving rank also a connection. Afterwards
 #: a doorbell and a lifeline remain.
-_PASSED, _AT_HUB, _KEPT = 3, 4, 2
+_PASSED, _AT_RENDEZVOUS, _KEPT = 3, 4, 2
 #: A rank that serves the store, in addition to a connection per rank.
 _SERVING = 5
 #: RDMA devices: a context, its events and completions for some rails.
@@ -78,7 +78,7 @@ def check_alone(rank: int, size: int, config: Config, serves: bool, together: bo
 def check_together(identities: Sequence[Identity]) -> None:
     """Raise TransportError, the same on all ranks, if the limit of one of them is too low."""
     ranks = Counter(identity.process for identity in identities)
-    each = max(_AT_HUB, *(identity.tcp_sockets for identity in identities))
+    each = max(_AT_RENDEZVOUS, *(identity.tcp_sockets for identity in identities))
     most = _WAITING + _ACCEPTING + _DEVICES + each * len(identities) + _SPARE
     for rank, identity in enumerate(identities):
         if identity.descriptors >= most * ranks[identity.process]:
@@ -99,7 +99,7 @@ def _count_descriptors(rank: int, identities: Sequence[Identity]) -> int:
         if other.process != mine.process and shares_memory(mine, other)
     ]
     rendezvous = rank < min(sharing, default=rank + 1)
-    passing = 1 + (_AT_HUB if rendezvous else _PASSED) * len(sharing)
+    passing = 1 + (_AT_RENDEZVOUS if rendezvous else _PASSED) * len(sharing)
     sockets = 0
     for peer, other in enumerate(identities):
         kind = None if peer == rank else choose_transport(mine, other)

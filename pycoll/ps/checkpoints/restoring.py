@@ -127,12 +127,12 @@ class _Restoring:
             self._load_key(placement, one)
         for table, one in tables:
             self._load_table(table, one)
-        self._wait_for_room(0)
+        self._wait_for_requests(0)
         for placement, one in keys:
             self._write(one["name"], placement.to_text())
         for table, one in tables:
             self._write(TABLES + one["name"], table.to_text())
-        self._wait_for_room(0)
+        self._wait_for_requests(0)
         return {"found": True, "round": facts["round"], "clocks": facts["clocks"]}
 
     def _key_of(self, given: Any) -> tuple[KeyPlacement, dict[str, Any]]:
@@ -158,9 +158,9 @@ class _Restoring:
     def _begin(self, kind: Kind, shard: int, **fields: Any) -> None:
         self._running.append(self._store._begin(kind, shard, **fields))
         if len(self._running) > _REQUESTS_AT_ONCE:
-            self._wait_for_room(_REQUESTS_AT_ONCE // 2)
+            self._wait_for_requests(_REQUESTS_AT_ONCE // 2)
 
-    def _wait_for_room(self, left: int) -> None:
+    def _wait_for_requests(self, left: int) -> None:
         """Wait until at most so many requests run."""
         count = len(self._running) - left
         self._store._wait(self._running[:count], self._what)

@@ -26,7 +26,7 @@ constexpr std::uint32_t kRank = 3;
 class Bytes {
  public:
   Bytes(std::size_t count, std::size_t offset)
-      : all_(count + kRoom, kFiller), offset_(offset), count_(count) {
+      : all_(count + kMargin, kFiller), offset_(offset), count_(count) {
     offset_ += (16 - reinterpret_cast<std::uintptr_t>(all_.data()) % 16) % 16 + 16;
   }
   std::byte* at() { return all_.data() + offset_; }
@@ -47,7 +47,7 @@ class Bytes {
   }
 
  private:
-  static constexpr std::size_t kRoom = 64;
+  static constexpr std::size_t kMargin = 64;
   std::vector<std::byte> all_;
   std::size_t offset_;
   std::size_t count_;
