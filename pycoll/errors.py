@@ -25,6 +25,15 @@ class PycollError(Exception):
     * ``operation``: the name of the operation ("init", "all_reduce", ...);
     * ``host``: the host on which ``rank`` runs;
     * ``how``: the observed sign of the failure.
+
+    Errors and cost: none.
+
+    >>> try:
+    ...     pycoll.empty(-1)
+    ... except pycoll.PycollError as error:
+    ...     rank, name = error.rank, type(error).__name__
+    >>> rank is None, name
+    (True, 'InvalidArgumentError')
     """
 
     def __init__(
@@ -50,6 +59,15 @@ class InvalidArgumentError(PycollError, ValueError):
 
     ``rank`` is set where another rank refused the call. The communicator stays usable. It is also a
     ValueError.
+
+    Errors and cost: none.
+
+    >>> try:
+    ...     pycoll.empty(-1)
+    ... except pycoll.InvalidArgumentError as error:
+    ...     text = str(error)
+    >>> text
+    'shape is -1: expected whole numbers of at least 0'
     """
 
 
@@ -59,6 +77,17 @@ class MismatchError(PycollError):
     The text names the ranks that differ, and the descriptions of both sides. It ends the
     communicator, except from ``all_gather``, ``gather`` and codecs that send places or matrices:
     these compare before they move data.
+
+    Errors and cost: none.
+
+    >>> left, right = pycoll.local_world(2)
+    >>> works = [left.all_reduce(1, async_op=True), right.all_reduce(1.5, async_op=True)]
+    >>> try:
+    ...     pycoll.wait_all(works)
+    ... except pycoll.MismatchError as error:
+    ...     odd = error.ranks
+    >>> odd
+    (1,)
     """
 
 
@@ -79,6 +108,17 @@ class ReductionError(PycollError):
     Or ``rank`` sent codes of a compressed collective that do not decode. All ranks of the operation
     raise this error. The result is lost, and the communicator stays usable. Where a device found
     the codes, the result is NaN; later calls raise this error, since it ends the communicator.
+
+    Errors and cost: none.
+
+    >>> pycoll.register_op("ratio", lambda a, b: 1 / 0)
+    >>> works = [comm.all_reduce(1, "ratio", async_op=True) for comm in pycoll.local_world(2)]
+    >>> try:
+    ...     pycoll.wait_all(works)
+    ... except pycoll.ReductionError as error:
+    ...     cause = error.__cause__
+    >>> cause
+    ZeroDivisionError('division by zero')
     """
 
 
@@ -86,12 +126,35 @@ class PeerLostError(PycollError):
     """Another rank died, closed its communicator or called ``abort``; ``rank`` names it.
 
     It ends the communicator.
+
+    Errors and cost: none.
+
+    >>> left, right = pycoll.local_world(2)
+    >>> right.close()
+    >>> try:
+    ...     left.all_reduce(1)
+    ... except pycoll.PeerLostError as error:
+    ...     lost = error.rank
+    >>> lost
+    1
     """
 
 
 class LeftOutError(PycollError):
-    """``shrink`` gives this rank no new communicator: the other ranks went on without it, or too
-    few of them answered to go on. ``rank`` is this rank.
+    """``shrink`` gives this rank no new communicator.
+
+    The other ranks went on without it, or too few of them answered to go on. ``rank`` is this rank.
+
+    Errors and cost: none.
+
+    >>> def go_on(comm):
+    ...     try:
+    ...         return comm.shrink()
+    ...     except pycoll.LeftOutError:
+    ...         return None
+    >>> comm = go_on(pycoll.local_world(1)[0])
+    >>> comm.size
+    1
     """
 
 
@@ -101,6 +164,16 @@ class TimeoutError(PycollError, builtins.TimeoutError):
     Ranks that wait for each other form chains. A rank at the end of a chain is at fault if it has
     not arrived in the operation or no longer moves data. ``docs/failures.md`` lists the texts and
     their limits. It is also the builtin TimeoutError.
+
+    Errors and cost: none.
+
+    >>> left, right = pycoll.local_world(2, timeout_s=0.1)
+    >>> try:
+    ...     left.all_reduce(1)  # the other rank never calls it
+    ... except pycoll.TimeoutError as error:
+    ...     late = error.ranks
+    >>> late
+    (1,)
     """
 
 
@@ -110,15 +183,46 @@ class RankFailedError(PycollError):
     ``rank`` is the first such rank. The text holds its traceback, and ``__cause__`` is its
     exception, or None if that cannot be pickled or unpickled. A result that cannot be pickled or
     unpickled is such a failure too; ``__cause__`` is then the reason.
+
+    Errors and cost: none.
+
+    >>> try:
+    ...     pycoll.run(divmod, (1, 0))
+    ... except pycoll.RankFailedError as error:
+    ...     rank, cause = error.rank, type(error.__cause__).__name__
+    >>> rank, cause
+    (0, 'ZeroDivisionError')
     """
 
 
 class ClosedError(PycollError):
-    """The communicator is closed, or belongs to the process from which this one was forked."""
+    """The communicator is closed, or belongs to the process from which this one was forked.
+
+    Errors and cost: none.
+
+    >>> try:
+    ...     pycoll.world()
+    ... except pycoll.ClosedError as error:
+    ...     text = str(error)
+    >>> text
+    'pycoll is not initialised: call pycoll.init() first'
+    """
 
 
 class TransportError(PycollError):
     """The medium failed.
 
     For example, an address cannot be reached or bound, or the system gives no descriptor.
+
+    Errors and cost: none.
+
+    >>> import socket
+    >>> with socket.create_server(("127.0.0.1", 0)) as taken:
+    ...     try:
+    ...         address = f"127.0.0.1:{taken.getsockname()[1]}"
+    ...         pycoll.init(rank=0, size=2, address=address, secret="x" * 16)
+    ...     except pycoll.TransportError as error:
+    ...         text = str(error)
+    >>> "the port is in use" in text
+    True
     """

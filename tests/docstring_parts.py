@@ -18,11 +18,11 @@ from harness import world_in_threads
 
 #: The labels of the parts, in their order. A sentence begins with a label.
 LABELS = {
-    "arguments": r"Arguments\b|The arguments\b|``\w+``(?:, ``\w+``)*: ",
-    "result": r"Result: |Returns? ",
-    "errors": r"Errors(?: and cost)?: |Raises? ",
-    "cost": r"Cost: |Errors and cost: ",
-    "source": r"Source: ",
+    "arguments": r"Arguments\b|The arguments\b|``\w+``(?:,\s``\w+``)*:\s",
+    "result": r"Result:\s|Returns?\s",
+    "errors": r"Errors(?: and cost)?:\s|Raises?\s",
+    "cost": r"Cost:\s|Errors and cost:\s",
+    "source": r"Source:\s",
     "example": r">>> ",
 }
 _SENTENCE = r"(?:^|(?<=[.;:)] ))"

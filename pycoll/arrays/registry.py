@@ -232,6 +232,8 @@ def empty(shape: int | Shape, dtype: Any = np.float32) -> np.ndarray[Any, np.dty
 
     Raises InvalidArgumentError for a wrong shape or dtype, and where the system has no memory.
 
+    Cost: new memory, for long arrays as pages of a shared file; no other rank takes part.
+
     >>> pycoll.empty((2, 3), "float32").shape
     (2, 3)
     """
@@ -267,6 +269,8 @@ def shared_arrays() -> Iterator[None]:
 
     Where the system does not give such memory, arrays are ordinary, and a RuntimeWarning tells the
     reason.
+
+    Result: a context manager. Errors: none.
 
     Cost: the first block of a process sets up the memory; later ones are cheap.
 

@@ -37,9 +37,9 @@ _open: WeakSet[Communicator] = WeakSet()
 class Communicator(_core.Calls):
     """Collectives and messages between ``size`` ranks, of which this process (or thread) is one.
 
-    Programs do not construct communicators; ``pycoll.init``, ``split`` and others return them. All
-    ranks call the same collectives in the same order, and every call checks that they did. As a
-    context manager a communicator closes at the end of the block.
+    ``pycoll.init``, ``split`` and others return communicators; the arguments of the class are
+    internal. All ranks call the same collectives in the same order, and every call checks that they
+    did. As a context manager a communicator closes at the end of the block.
 
     Arguments that all collectives share:
 
@@ -58,25 +58,24 @@ class Communicator(_core.Calls):
       None takes the current stream of the framework of x. The host does not wait for a device: a
       later call, or ``synchronize()`` of the Work, raises the errors of such an operation.
 
-    Errors that all operations share, also those on objects: InvalidArgumentError, before any byte
-    moves; MismatchError, PeerLostError, TimeoutError, ClosedError and TransportError.
-    MismatchError, PeerLostError, TimeoutError and TransportError end the communicator: every later
-    call raises the same error again, and ``failure`` holds its text. A forked child gets
-    ClosedError.
+    Errors: all operations, also those on objects, raise InvalidArgumentError before any byte moves,
+    MismatchError, PeerLostError, TimeoutError, ClosedError and TransportError. MismatchError,
+    PeerLostError, TimeoutError and TransportError end the communicator: every later call raises the
+    same error again, and ``failure`` holds its text. A forked child gets ClosedError. Cost: the
+    connections of this rank to all others. Properties raise nothing and cost nothing.
 
     Gradients do not flow through these calls. A tensor that requires grad needs ``out``, or the
-    program detaches it first; ``pycoll.torch`` has collectives that differentiate.
-
-    Any thread may call any method. The order of collectives must be the same on all ranks, so
-    normally one thread calls them.
-
-    ``comm.all_reduce.bind(x, out=x)`` returns that call as a function without arguments, for
-    repeated use; every operation has ``bind``. Each call reads the arrays as they are at that time.
+    program detaches it first; ``pycoll.torch`` has collectives that differentiate. Any thread may
+    call any method; normally one thread calls all collectives. ``comm.all_reduce.bind(x, out=x)``
+    returns that call as a function without arguments, for repeated use; every operation has
+    ``bind``. Each call reads the arrays as they are at that time.
 
     >>> with pycoll.init(rank=0, size=1) as comm:
     ...     total = comm.all_reduce(1.5)
-    >>> total
-    1.5
+    >>> total, comm.local_rank, comm.local_size, comm.cross_rank, comm.cross_size, comm.hosts
+    (1.5, 0, 1, 0, 1, ((0,),))
+    >>> comm.servers, len(comm.names), comm.timeout_s > 0, comm.shares_arrays, comm.failure
+    ((), 1, True, False, 'the communicator was closed')
     """
 
     wait_all = staticmethod(wait_all)
@@ -89,7 +88,7 @@ class Communicator(_core.Calls):
         successor: Successor | None = None,
         served: Served | None = None,
     ) -> None:
-        """Take the place of a rank that has joined. ``successor``: as in ``Membership``."""
+        """Take the place of a rank that has joined, with the fields of a ``Membership``."""
         from pycoll.comm.groups import Group
         from pycoll.comm.lifecycle import Membership, make_internals
 
@@ -160,6 +159,7 @@ class Communicator(_core.Calls):
 
     @timeout_s.setter
     def timeout_s(self, seconds: float) -> None:
+        """Set the deadline. Raises InvalidArgumentError for a value that is no number above 0."""
         self._native.timeout_s = check_timeout(seconds, "timeout_s")
         if self._served is not None:
             self._served.base.timeout_s = seconds
@@ -171,14 +171,21 @@ class Communicator(_core.Calls):
         return self._native.failure() or self._internals.devices.failure() or served
 
     def transport_names(self) -> str:
-        """Return the transports of this rank's messages: "shm", "tcp", "shm+tcp"; alone "self"."""
+        """Return the transports of this rank's messages: "shm", "tcp", "shm+tcp"; alone "self".
+
+        Errors and cost: none.
+
+        >>> comm.transport_names()  # on 2 ranks
+        'shm'
+        """
         peers = (rank for rank in range(self.size) if rank != self.rank)
         return "+".join(sorted({self._native.transport_of(peer) for peer in peers})) or "self"
 
     @property
     def shares_arrays(self) -> bool:
-        """Whether long arrays of frameworks lie in memory that peers on this host, or RDMA devices,
-        reach. True if the setting ``shared_arrays`` is on and this rank uses shm or verbs.
+        """Whether peers on this host, or RDMA devices, reach long arrays of frameworks in memory.
+
+        True if the setting ``shared_arrays`` is on and this rank uses shm or verbs.
         """
         reaching = {"shm", "verbs"} & set(self.transport_names().split("+"))
         return self._internals.config.shared_arrays and bool(reaching)
@@ -196,23 +203,20 @@ class Communicator(_core.Calls):
         float32 or float64 and ``op`` "sum" or "avg"; on a device it is not float64, and the codec
         keeps every element or is TopK (docs/gpu.md). ``feedback``: None, or a
         pycoll.compress.Feedback of this array or list, which keeps what the codec leaves out for
-        the next call.
+        the next call. ``algorithm``, ``async_op``, ``deterministic``, ``stream``: see Communicator.
 
         A codec that keeps every element, such as ``Block("int8")``, rounds no value more than twice
-        (docs/guides/compression.md). Codes and sums are float32: results of 16 bits are rounded
-        once more at the end, and values of float64 once at the beginning. The arrays of a list are
-        independent of each other. Those of equal dtype and up to 256 KiB
+        (docs/guides/compression.md). Arrays of a list that have equal dtypes and up to 256 KiB
         travel in messages of up to 16 MiB; on a device up to 128 of them are one kernel launch.
 
         Returns an array with the shape and dtype of x, or ``out``; for a list, a list of results;
-        with ``async_op``, a Work of that. The results are in place after ``wait()``. Other
-        arguments and errors: see Communicator. Cost: for long messages of n bytes about 2 n bytes
-        sent per rank; for short ones log2(size) steps. Algorithms: direct exchange, star, chain and
-        recursive doubling (Thakur, Rabenseifner and Gropp 2005), ring (Patarasu and Yuan 2009),
-        double binary tree (Sanders, Speck and Träff 2009), halving-doubling (Rabenseifner 2004),
-        recursive multiplying (Ruefenacht, Bull and Booth 2017), parameter servers (Li et al. 2014,
-        Jiang et al. 2020), and hierarchies of these. ``algorithm="ps"`` takes the best algorithm
-        with servers, in a job that has some.
+        with ``async_op``, a Work of that. The results are in place after ``wait()``. Errors: see
+        Communicator. Cost: for long messages of n bytes about 2 n bytes sent per rank; for short
+        ones log2(size) steps. Source: direct exchange, star, chain and recursive doubling (Thakur,
+        Rabenseifner and Gropp 2005), ring (Patarasu and Yuan 2009), double binary tree (Sanders,
+        Speck and Träff 2009), halving-doubling (Rabenseifner 2004), recursive multiplying
+        (Ruefenacht, Bull and Booth 2017), parameter servers (Li et al. 2014, Jiang et al. 2020),
+        and hierarchies of these. ``algorithm="ps"`` takes the best one with servers.
 
         >>> comm.all_reduce(np.ones(3))  # on 4 ranks
         array([4., 4., 4.])
@@ -228,14 +232,14 @@ class Communicator(_core.Calls):
                deterministic: bool | None = None, stream: Any = None) -> Any:  # fmt: skip
         """Combine the arrays ``x`` of all ranks; only ``root`` gets the result.
 
-        ``x``: an array with the same shape and dtype on all ranks. ``root``: the receiving rank,
-        from 0 to size - 1, the same on all ranks. ``op``: the reduction (docs/reductions.md).
-        ``out``: on the root as in all_reduce; on another rank it is checked but not written.
-        Returns on the root an array with the shape and dtype of x, or ``out``. Returns on another
-        rank its ``out``, or None. With ``async_op`` returns a Work of that. Other arguments and
-        errors: see Communicator. Cost: for long messages every rank sends its n bytes about once;
-        for short ones log2(size) steps. Algorithms: direct exchange, binomial tree, chain and
-        double binary tree.
+        ``x``: an array with the same shape and dtype on all ranks. ``root``: the receiver, from 0
+        to size - 1, the same on all ranks. ``op``: the reduction (docs/reductions.md). ``out``: on
+        the root as in all_reduce; on another rank it is checked but not written. ``algorithm``,
+        ``async_op``, ``deterministic``, ``stream``: see Communicator. Returns on the root an array
+        with the shape and dtype of x, or ``out``; on another rank its ``out``, or None; with
+        ``async_op``, a Work of that. Errors: see Communicator. Cost: for long messages every rank
+        sends its n bytes about once; for short ones log2(size) steps. Source: direct exchange,
+        binomial tree and chain (Thakur et al. 2005), double binary tree (Sanders et al. 2009).
 
         >>> comm.reduce(np.ones(2), root=0)  # on 3 ranks; this is rank 0
         array([3., 3.])
@@ -251,15 +255,15 @@ class Communicator(_core.Calls):
         """Combine the arrays ``x`` of all ranks; every rank gets its rows of the result.
 
         ``x``: an array of at least one axis, with the same shape and dtype on all ranks. ``op``:
-        the reduction (docs/reductions.md). ``splits``: one number of rows per rank, the same
-        sequence on all ranks, with the sum ``len(x)``; rank r gets the next ``splits[r]`` rows.
-        With None every rank gets ``len(x) // size`` rows, and the lowest ranks get one more each
-        where size does not divide ``len(x)``. ``out``: memory apart from x. ``compress``,
-        ``feedback``: as in all_reduce; each rank folds its rows in full precision, and they are not
-        encoded again. Returns this rank's rows, with the trailing dimensions and dtype of x, or
-        ``out``; with ``async_op``, a Work of that. Other arguments and errors: see Communicator.
-        Cost: about n bytes sent per rank, where n is the size of x in bytes. Algorithms: ring,
-        direct exchange and halving-doubling; see all_reduce for their sources.
+        the reduction (docs/reductions.md). ``splits``: one number of rows per rank, equal on all
+        ranks, with the sum ``len(x)``; rank r gets the next ``splits[r]`` rows. None gives every
+        rank ``len(x) // size`` rows, and the lowest ranks one more where size does not divide
+        ``len(x)``. ``out``: memory apart from x. ``compress``, ``feedback``: as in all_reduce; each
+        rank folds its rows in full precision; they are not encoded again. ``algorithm``,
+        ``async_op``, ``deterministic``, ``stream``: see Communicator. Returns this rank's rows,
+        with the trailing dimensions and dtype of x, or ``out``; with ``async_op``, a Work of that.
+        Errors: see Communicator. Cost: each rank sends about the bytes of x. Source: ring (Patarasu
+        and Yuan 2009), direct exchange (Thakur et al. 2005), halving-doubling (Rabenseifner 2004).
 
         >>> comm.reduce_scatter(np.arange(4.0))  # on 2 ranks; this is rank 1
         array([4., 6.])
@@ -275,10 +279,11 @@ class Communicator(_core.Calls):
         """Combine the arrays ``x`` of ranks 0 to this one, in rank order.
 
         ``x``: an array with the same shape and dtype on all ranks. ``op``: the reduction
-        (docs/reductions.md), but not "avg". ``out``: as in all_reduce. Returns an array with the
-        shape and dtype of x, or ``out``; with ``async_op``, a Work of that. Other arguments and
-        errors: see Communicator. Cost: for short messages log2(size) steps. Source: Hillis and
-        Steele 1986; for long messages a pipelined chain.
+        (docs/reductions.md), but not "avg". ``out``: as in all_reduce. ``algorithm``, ``async_op``,
+        ``deterministic``, ``stream``: see Communicator. Returns an array with the shape and dtype
+        of x, or ``out``; with ``async_op``, a Work of that. Errors: see Communicator. Cost: for
+        short messages log2(size) steps. Source: Hillis and Steele 1986; for long messages a
+        pipelined chain (Thakur et al. 2005).
 
         >>> comm.scan(1)  # on rank 2
         3
@@ -294,10 +299,12 @@ class Communicator(_core.Calls):
 
         ``x``: an array with the same shape and dtype on all ranks. ``op``: the reduction
         (docs/reductions.md), but not "avg", "maxloc" or "minloc". ``out``: as in all_reduce.
-        Returns an array with the shape and dtype of x, or ``out``; with ``async_op``, a Work of
-        that. Rank 0 gets the neutral element of op: 0 for sum, 1 for prod, the highest value of the
-        type for min, the lowest for max, all bits for band. For an op from ``register_op`` it gets
-        its ``identity``. Other arguments and errors: see Communicator. Cost and source: as scan.
+        ``algorithm``, ``async_op``, ``deterministic``, ``stream``: see Communicator. Returns an
+        array with the shape and dtype of x, or ``out``; with ``async_op``, a Work of that. Rank 0
+        gets the neutral element of op: 0 for sum, 1 for prod, the highest value of the type for
+        min, the lowest for max, all bits for band. For an op from ``register_op`` it gets its
+        ``identity``. Errors: see Communicator. Cost: for short messages log2(size) steps. Source:
+        Hillis and Steele 1986; for long messages a pipelined chain (Thakur et al. 2005).
 
         >>> comm.exscan(1)  # on rank 2
         2
@@ -312,15 +319,14 @@ class Communicator(_core.Calls):
         """Copy the root's ``x`` to every rank.
 
         ``x``: an array with the same shape and dtype on all ranks; only the root's values count.
-        ``root``: the sending rank, from 0 to size - 1, the same on all ranks. ``out``: None for a
-        new array, an array of the shape and dtype of x, or x itself. ``compress``, ``feedback``: as
-        in all_reduce; the root encodes its values once, and all ranks, the root included, get what
-        the codes decode to. Returns an array with the shape and dtype of x, or ``out``; with
-        ``async_op``, a Work of that. Other arguments and errors: see Communicator. Cost: for long
-        messages every rank receives n bytes and sends about n; for short ones log2(size) steps.
-        Algorithms: direct exchange, binomial tree and chain (Thakur, Rabenseifner and Gropp 2005),
-        double binary tree (Sanders, Speck and Träff 2009), scatter and all_gather (Barnett et al.
-        1994).
+        ``root``: the sender, from 0 to size - 1, the same on all ranks. ``out``: None for a new
+        array, an array of the shape and dtype of x, or x itself. ``compress``, ``feedback``: as in
+        all_reduce; the root encodes its values once, and all ranks, also the root, get what the
+        codes decode to. ``algorithm``, ``async_op``, ``stream``: see Communicator. Returns an array
+        with the shape and dtype of x, or ``out``; with ``async_op``, a Work of that. Errors: see
+        Communicator. Cost: each rank receives n bytes and sends about n; log2(size) steps for short
+        messages. Source: direct exchange, binomial tree and chain (Thakur et al. 2005), double
+        binary tree (Sanders et al. 2009), scatter and all_gather (Barnett et al. 1994).
 
         >>> comm.broadcast(np.full(2, comm.rank), root=1)  # on 3 ranks
         array([1, 1])
@@ -340,13 +346,13 @@ class Communicator(_core.Calls):
         first dimensions beforehand, also with ``async_op``. ``out``: an array with the rows of all
         ranks; on the host x may be this rank's rows of it, and the rest of ``out`` is not read.
         ``compress``, ``feedback``: as in all_reduce; each rank encodes its rows once, and all
-        ranks, itself included, get what the codes decode to. Returns an array with the rows of all
-        ranks and the dtype of x, or ``out``; with ``async_op``, a Work of that. Other arguments and
-        errors: see Communicator. Where dtypes or trailing dimensions differ and ``lengths`` is
-        None, it raises MismatchError and the communicator stays usable. Cost: every rank receives
-        the rows of all other ranks, and without ``lengths`` an exchange of ten numbers per rank
-        first. Algorithms: ring (Patarasu and Yuan 2009), direct exchange and recursive doubling
-        (Thakur, Rabenseifner and Gropp 2005), Bruck et al. 1997.
+        ranks, itself included, get what the codes decode to. ``algorithm``, ``async_op``,
+        ``stream``: see Communicator. Returns an array with the rows of all ranks and the dtype of
+        x, or ``out``; with ``async_op``, a Work of that. Errors: see Communicator. Where dtypes or
+        trailing dimensions differ and ``lengths`` is None, it raises MismatchError and the
+        communicator stays usable. Cost: every rank receives the rows of all other ranks, and
+        without ``lengths`` an exchange of ten numbers per rank first. Source: ring (Patarasu and
+        Yuan 2009), direct exchange and recursive doubling (Thakur et al. 2005), Bruck et al. 1997.
 
         >>> comm.all_gather(np.full((comm.rank, 2), comm.rank)).shape  # on 3 ranks
         (3, 2)
@@ -364,11 +370,11 @@ class Communicator(_core.Calls):
         ranks. ``splits`` or ``lengths``: the rows of each rank, as ``lengths`` of all_gather; the
         two names mean the same, and a call passes at most one of them. ``out``: on the root an
         array with the rows of all ranks, of which x may be the root's own rows; on another rank it
-        is not used. Returns on the root an array with the rows of all ranks, or ``out``. Returns on
-        another rank its ``out``, or None. With ``async_op`` returns a Work of that. Raises the
-        errors of all_gather. Cost: the root receives the rows of all other ranks; without
-        ``splits`` or ``lengths`` all ranks exchange ten numbers each first. Algorithms: direct
-        exchange and binomial tree.
+        is not used. ``algorithm``, ``async_op``, ``stream``: see Communicator. Returns on the root
+        an array with the rows of all ranks, or ``out``; on another rank its ``out``, or None; with
+        ``async_op``, a Work of that. Raises the errors of all_gather. Cost: the root receives the
+        rows of all other ranks; without ``splits`` or ``lengths`` all ranks exchange ten numbers
+        each first. Source: direct exchange and binomial tree (Thakur et al. 2005).
 
         >>> comm.gather(np.full(1, comm.rank))  # on 2 ranks; this is rank 0
         array([0, 1])
@@ -388,11 +394,11 @@ class Communicator(_core.Calls):
         size - 1, the same on all ranks. ``splits``: on the root one number of rows per rank, with
         the sum ``len(x)``; rank r gets the next ``splits[r]`` rows. None means the shares of
         reduce_scatter. ``splits`` of other ranks does not count. ``out``: on the root, on the host,
-        it may be the root's own rows of x. Returns this rank's rows, with the trailing dimensions
-        and dtype of the root's x, or ``out``; with ``async_op``, a Work of that. Other arguments
-        and errors: see Communicator. Cost: every rank receives its rows, after a broadcast of the
-        shape and dtype and, with ``splits``, one of the rows. Algorithms: direct exchange
-        and binomial tree.
+        it may be the root's own rows of x. ``algorithm``, ``async_op``, ``stream``: see
+        Communicator. Returns this rank's rows, with the trailing dimensions and dtype of the root's
+        x, or ``out``; with ``async_op``, a Work of that. Errors: see Communicator. Cost: every rank
+        receives its rows, after a broadcast of the shape and dtype and, with ``splits``, one of the
+        rows. Source: direct exchange and binomial tree (Thakur et al. 2005).
 
         >>> comm.scatter(np.arange(4.0) if comm.rank == 0 else None)  # on 2 ranks; this is rank 1
         array([2., 3.])
@@ -409,15 +415,15 @@ class Communicator(_core.Calls):
 
         ``x``: an array of at least one axis; its dtype and all dimensions but the first must be the
         same on all ranks. ``splits``: one number of rows per rank, with the sum ``len(x)``; rank r
-        gets the next ``splits[r]`` rows. With None every rank gets an equal share; then size must
-        divide ``len(x)``, and the shape of x must be the same on all ranks. Either all ranks pass
-        ``splits`` or none does. ``lengths``: where all ranks know them, the ``splits`` of all
-        ranks, one sequence for each rank, the same on all ranks; then ``splits`` is None. ``out``:
-        memory apart from x. Returns the joined rows, with the trailing dimensions and dtype of x,
-        or ``out``; with ``async_op``, a Work of that. Other arguments and errors: see Communicator.
-        Cost: every rank sends the rows of x for the other ranks. With ``splits`` the ranks exchange
-        them beforehand, also with ``async_op``; with ``lengths`` they do not. Algorithms: direct
-        exchange, and Bruck et al. 1997 for short messages.
+        gets the next ``splits[r]`` rows. None means equal shares; then size must divide ``len(x)``,
+        and the shape of x must be the same on all ranks. Either all ranks pass ``splits`` or none
+        does. ``lengths``: where all ranks know them, the ``splits`` of all ranks, one sequence per
+        rank, the same on all ranks; then ``splits`` is None. ``out``: memory apart from x.
+        ``algorithm``, ``async_op``, ``stream``: see Communicator. Returns the joined rows, with the
+        trailing dimensions and dtype of x, or ``out``; with ``async_op``, a Work of that. Errors:
+        see Communicator. Cost: every rank sends the rows of x for the other ranks. With ``splits``
+        the ranks exchange them beforehand, also with ``async_op``; with ``lengths`` they do not.
+        Source: direct exchange (Thakur et al. 2005), and Bruck et al. 1997 for short messages.
 
         >>> comm.all_to_all(np.array([0, 1]) + 10 * comm.rank)  # on 2 ranks; this is rank 1
         array([ 1, 11])
@@ -429,10 +435,9 @@ class Communicator(_core.Calls):
     def barrier(self, *, algorithm: str | None = None, async_op: bool = False) -> Any:
         """Wait until every rank has called this barrier.
 
-        Returns None; with ``async_op``, a Work whose ``wait()`` returns None. Other arguments and
-        errors: see Communicator. Cost: log2(size) steps of a few bytes. Algorithms: dissemination
-        (Hensgen, Finkel and Manber 1988), recursive doubling and direct exchange (Thakur,
-        Rabenseifner and Gropp 2005).
+        ``algorithm``, ``async_op``: see Communicator. Returns None; with ``async_op``, a Work of
+        that. Errors: see Communicator. Cost: log2(size) steps of a few bytes. Source: dissemination
+        (Hensgen et al. 1988), recursive doubling and direct exchange (Thakur et al. 2005).
 
         >>> comm.barrier()
         """
@@ -458,8 +463,8 @@ class Communicator(_core.Calls):
     def isend(self, x: Any, dest: int, tag: int = 0, *, stream: Any = None) -> Any:
         """Start to send ``x`` to rank ``dest``.
 
-        The arguments and errors are those of send. Returns a Work; the program must leave x
-        unchanged until ``wait()`` has returned.
+        The arguments are those of send. Returns a Work; the program must leave x unchanged until
+        ``wait()`` has returned. Errors and cost: those of send.
 
         >>> work = comm.isend(np.ones(2), dest=comm.rank)
         >>> comm.recv(np.zeros(2), source=comm.rank)
@@ -470,13 +475,12 @@ class Communicator(_core.Calls):
 
     @operation("Recv")
     def recv(self, out: Any, source: int, tag: int = 0, *, stream: Any = None) -> Any:
-        """Receive a message from rank ``source`` into ``out``, and return out.
+        """Receive a message from rank ``source`` into ``out``.
 
         ``out``: a writable array with exactly the bytes of the message; in host memory it must be
-        contiguous in C order. ``source``: a rank from 0 to size - 1. ``tag``: the tag of the
-        message, from 0 to 2**31-1. ``stream``: only for device arrays, see Communicator. Raises the
-        errors of all operations; MismatchError where the message has another
-        number of bytes. Cost: one message of the bytes of out.
+        contiguous in C order. ``source``: a rank from 0 to size - 1. ``tag``: from 0 to 2**31-1.
+        ``stream``: see Communicator. Returns out. Raises the errors of all operations;
+        MismatchError where the message has another number of bytes. Cost: one message.
 
         >>> comm.send(np.ones(2), dest=comm.rank)
         >>> comm.recv(np.zeros(2), source=comm.rank)
@@ -489,7 +493,7 @@ class Communicator(_core.Calls):
     def irecv(self, out: Any, source: int, tag: int = 0, *, stream: Any = None) -> Any:
         """Start to receive a message from rank ``source`` into ``out``.
 
-        The arguments and errors are those of recv. Returns a Work whose ``wait()`` returns out.
+        The arguments are those of recv. Returns a Work of out. Errors and cost: those of recv.
 
         >>> work = comm.irecv(np.zeros(2), source=comm.rank)
         >>> comm.send(np.ones(2), dest=comm.rank)
@@ -505,7 +509,7 @@ class Communicator(_core.Calls):
         ``out``: as in recv, but in host memory only. ``tag``: from 0 to 2**31-1. Where two receives
         could take the same message, the earlier call gets it. Returns a Work whose ``wait()``
         returns the rank of the sender. Raises the errors of recv; InvalidArgumentError inside a
-        ``group()`` and for device arrays.
+        ``group()`` and for device arrays. Cost: as recv.
 
         >>> work = comm.irecv_any(np.zeros(2))
         >>> comm.send(np.ones(2), dest=comm.rank)
@@ -538,14 +542,15 @@ class Communicator(_core.Calls):
     def probe(
         self, source: int | None = None, tag: int | None = 0, *, timeout: float | None = None
     ) -> Probe:
-        """Wait for a message in host memory, and return its source, tag and bytes as a Probe.
+        """Wait for a message in host memory, and return its source, tag and bytes.
 
         ``source``: the sending rank, or None for any rank. ``tag``: a tag, or None for any tag.
         ``timeout``: seconds, or None for the ``timeout_s`` of the communicator. The call does not
         receive the message, and does not see one that an earlier irecv takes. pycoll keeps the part
-        of a message that has arrived in memory of its own until a recv takes it. Raises
-        TimeoutError where no message has arrived in time; the communicator stays usable. Raises
-        PeerLostError where the source is gone, and InvalidArgumentError inside a ``group()``.
+        of a message that has arrived in memory of its own until a recv takes it. Returns a Probe.
+        Raises TimeoutError where no message has arrived in time; the communicator stays usable.
+        Raises PeerLostError where the source is gone, and InvalidArgumentError inside a
+        ``group()``. Cost: the wait; the message is copied once more when a recv takes it.
 
         >>> comm.isend(np.zeros(3), dest=comm.rank, tag=7).wait()
         >>> comm.probe(comm.rank, tag=None)
@@ -557,7 +562,7 @@ class Communicator(_core.Calls):
     def iprobe(self, source: int | None = None, tag: int | None = 0) -> Probe | None:
         """Return what probe returns if such a message has arrived, otherwise None. Do not wait.
 
-        ``source`` and ``tag``: as in probe. Raises the errors of probe, except TimeoutError.
+        ``source``, ``tag``: as in probe. Errors: those of probe but TimeoutError. Cost: none.
 
         >>> comm.iprobe(tag=8) is None
         True
@@ -615,10 +620,9 @@ class Communicator(_core.Calls):
 
         ``objs``: on the root a sequence of one object per rank; on other ranks it is not used.
         ``root``: the sending rank, from 0 to size - 1, the same on all ranks. Returns the element
-        of this rank: on the root the object itself, on the other ranks a copy. Unpickling runs code
-        that the root chooses. Raises InvalidArgumentError on all ranks where an object cannot be
-        pickled or ``objs`` has another length. Cost: a broadcast of all lengths, and the messages
-        of the root to each rank.
+        of this rank: on the root the object itself, elsewhere a copy. Unpickling runs code that the
+        root chooses. Raises InvalidArgumentError on all ranks where an object cannot be pickled or
+        ``objs`` has another length. Cost: a broadcast of all lengths, and messages to each rank.
 
         >>> comm.scatter_object([["a"], ["b"]] if comm.rank == 0 else None)  # on 2 ranks; rank 1
         ['b']
@@ -644,13 +648,13 @@ class Communicator(_core.Calls):
 
     @immediate
     def recv_object(self, source: int, tag: int = 0) -> Any:
-        """Receive an object that rank ``source`` sends with ``send_object``, and return it.
+        """Receive an object that rank ``source`` sends with ``send_object``.
 
         ``source``: a rank from 0 to size - 1; ``probe`` finds the sender where any rank may send.
         ``tag``: from 0 to 2**31-1. No other thread may receive from this rank with this tag until
-        the call returns. Unpickling runs code that the sender chooses. Raises InvalidArgumentError
-        where the sender cannot pickle its object; MismatchError where the message is not an object,
-        and then the message is lost; and the errors of recv. Cost: as send_object.
+        the call returns. Unpickling runs code that the sender chooses. Returns the object. Raises
+        InvalidArgumentError where the sender cannot pickle its object; MismatchError where the
+        message is not an object, which is then lost; the errors of recv. Cost: as send_object.
 
         >>> comm.send_object({"step": 3}, dest=comm.rank)
         >>> comm.recv_object(source=comm.rank)
@@ -661,8 +665,8 @@ class Communicator(_core.Calls):
     def group(self) -> AbstractContextManager[Group]:
         """Run several operations as one: ``with comm.group(): ...``.
 
-        A call inside the block returns a Work at once. All operations run at the end of the block;
-        then ``wait()`` of each Work returns its result. An inner group joins the outer one.
+        Returns a context manager. Calls in its block return a Work at once, and run at the end of
+        the block; then ``wait()`` of each Work returns its result. An inner group joins the outer.
 
         * all_reduce calls with equal op, dtype, algorithm and deterministic, of up to 256 KiB each,
           share messages of up to 16 MiB.
@@ -672,8 +676,9 @@ class Communicator(_core.Calls):
         No operation of the group may read memory that another one writes. No other thread may use
         the communicator until the block ends. If the block raises an exception, nothing runs. A
         shared message takes the algorithm for its total length; with ``deterministic`` the bits are
-        those of separate calls. A call raises InvalidArgumentError for its own arguments. The end
-        of the block raises the first error of an operation, and so does each Work without a result.
+        those of separate calls. Errors: a call raises InvalidArgumentError for its own arguments.
+        The end of the block raises the first error of an operation, and so does each Work without a
+        result. Cost: that of the operations; a shared message is one all_reduce.
 
         >>> with comm.group():
         ...     loss, hits = comm.all_reduce(loss), comm.all_reduce(hits)
@@ -684,16 +689,15 @@ class Communicator(_core.Calls):
     def register(self, *arrays: Any) -> Registered:
         """Register arrays, so that operations on them need one copy less.
 
-        * Arrays in host memory, which support the buffer protocol: RDMA devices send from them in
-          place. Until the result is closed their memory is pinned, and they must not be resized;
-          the program may change the elements. Arrays of ``pycoll.empty`` need no registration. A
-          tensor is refused, because torch can replace its memory. An array that cannot be
-          registered is copied as before, and ``explain`` tells why. No other rank takes part.
-        * Arrays on CUDA devices: peers write results of collectives directly to them, instead of to
-          slots from which this rank copies. All ranks call this method with the same number of
-          device arrays, of any lengths. An array that peers cannot map works as before. The arrays
-          stay alive until the result is closed; the program must not free their memory earlier.
-
+        ``arrays``: arrays in host memory, which support the buffer protocol, or on CUDA devices.
+        RDMA devices send from host memory in place. Until the result is closed this memory is
+        pinned, and the arrays must not be resized; the program may change the elements. Arrays of
+        ``pycoll.empty`` need none. A tensor is refused, because torch can replace its memory. An
+        array that cannot be registered is copied as before, and ``explain`` tells why. No other
+        rank takes part. Peers write results of collectives directly to arrays on devices, instead
+        of to slots from which this rank copies. All ranks call this method with the same number of
+        device arrays, of any lengths. An array that peers cannot map works as before. The arrays
+        stay alive until the result is closed; the program must not free their memory earlier.
         Returns a Registered, a context manager whose ``nbytes`` counts the bytes that peers or RDMA
         devices can reach; ``close()`` ends the registration. Raises InvalidArgumentError, and for
         device arrays the errors of a first collective. Cost: the system pins the memory of host
@@ -715,9 +719,8 @@ class Communicator(_core.Calls):
     def choice(self, collective: str, nbytes: int, dtype: str = "float32", op: str = "sum") -> str:
         """Return the name of the algorithm that runs for a message of ``nbytes`` bytes.
 
-        ``collective``: a name such as "all_reduce". ``nbytes``: at least 0. ``dtype`` and ``op``:
-        names of the element type and the reduction. Raises InvalidArgumentError for unknown names.
-        No other rank takes part.
+        ``collective``: a name such as "all_reduce". ``nbytes``: at least 0. ``dtype``, ``op``:
+        names of dtype and reduction. Raises InvalidArgumentError for others. Cost: no messages.
 
         >>> name = comm.choice("all_reduce", 1 << 20)
         """
@@ -733,8 +736,8 @@ class Communicator(_core.Calls):
         without, and whether it pays. ``memory``: "shared" predicts arrays that peers on the host
         read in place, "ordinary" those whose copies pass through slots; codecs ignore it. Over
         shared memory the text names the stores that fill slots; over verbs the bytes of registered
-        arrays, and why other arrays are not registered. Raises InvalidArgumentError for wrong
-        names and numbers, and for a codec whose bytes follow from values or shapes.
+        arrays, and why other arrays are not registered. Raises InvalidArgumentError for wrong names
+        and numbers, and for a codec whose bytes follow from values or shapes. Cost: as choice.
 
         >>> text = comm.explain("all_reduce", 1 << 20)
         """
@@ -750,8 +753,7 @@ class Communicator(_core.Calls):
         ranks call this method. Returns the new communicator of this rank, or None where ``color``
         is None. Its ``timeout_s`` and settings are those of this communicator now. Raises the
         errors of all_gather and of ``pycoll.init``. Cost: an all_gather of three numbers, and new
-        connections: over this communicator if each group lies within a host, otherwise as ``init``
-        makes them.
+        connections: over this communicator if each group lies within a host, else as ``init`` does.
 
         >>> with comm.split(comm.rank % 2) as part:
         ...     ranks = part.size
@@ -765,9 +767,9 @@ class Communicator(_core.Calls):
     def dup(self) -> Communicator:
         """Return a new communicator of the same ranks, with its own connections and order.
 
-        All ranks call this method. A library that communicates next to its caller needs it: the
-        collectives and messages of the two communicators never meet. The new one has the settings
-        of now, and the same servers. Raises the errors of ``split``, and costs as much.
+        All ranks call this. A library that communicates next to its caller needs it: collectives
+        and messages of the two never meet. It has the settings of now and the same servers. Errors:
+        as ``split``. Cost: an all_gather of three numbers and new connections.
 
         >>> with comm.dup() as other:
         ...     total = other.all_reduce(1)
@@ -787,15 +789,13 @@ class Communicator(_core.Calls):
         from one thread. A rank in an operation of this communicator raises PeerLostError when
         another one shrinks it, and then shrinks, too. All ranks that return have the same new
         communicator, with the old order of ranks and the settings of now. This communicator is
-        closed; if it was the world, the new one is the world.
-
-        More than half of the ranks may go on without the others, or half with the lowest rank among
-        them; fewer only if all others have ended or closed the communicator. See
-        docs/guides/staying-alive.md. Raises LeftOutError on a rank without which the others went
-        on, and where too few ranks answered; ClosedError; InvalidArgumentError for a wrong
+        closed; if it was the world, the new one is the world. More than half of the ranks may go on
+        without the others, or half with the lowest rank among them; fewer only if all others are
+        gone (docs/guides/staying-alive.md). Raises LeftOutError on a rank without which the others
+        went on, and if too few answered; ClosedError; InvalidArgumentError for a wrong
         ``timeout_s`` and where this communicator has a successor already; PeerLostError,
         TimeoutError or TransportError if no attempt to connect succeeded. Cost: two round trips of
-        the lowest rank with each other one, one thread, and connections as ``init`` makes them.
+        the lowest rank with every other, one thread, and new connections.
 
         >>> with comm.dup() as part:
         ...     part = part.shrink()
@@ -817,13 +817,12 @@ class Communicator(_core.Calls):
         new process calls ``pycoll.init(ticket=...)``, or ``pycoll.init()`` with ``PYCOLL_TICKET``
         set. A ticket is secret and serves once; pass it by the environment, a pipe or a private
         file, never on a command line. ``timeout_s``: the longest wait for new ranks, in seconds.
-
-        The old ranks keep their numbers, the new ones follow in the order of their tickets. This
-        communicator is closed; if it was the world, the new one is the world. Raises
-        InvalidArgumentError for wrong arguments; what ``invite`` raises on rank 0, and PycollError
-        that quotes it on the others; TimeoutError that names the new ranks that did not come, and
-        the other errors of ``init``. After an error this communicator goes on, unless a rank has
-        died. Cost: an all_gather, and new connections as ``init`` makes them.
+        Returns the new communicator. The old ranks keep their numbers, the new ones follow in the
+        order of their tickets. This communicator is closed; if it was the world, the new one is the
+        world. Raises InvalidArgumentError for wrong arguments; what ``invite`` raises on rank 0,
+        and PycollError that quotes it on the others; TimeoutError that names the new ranks that did
+        not come, and the other errors of ``init``. After an error this communicator goes on, unless
+        a rank has died. Cost: an all_gather, and new connections as ``init`` makes them.
 
         >>> import threading
         >>> new = []
@@ -845,15 +844,15 @@ class Communicator(_core.Calls):
         Any thread may call this when other ranks wait for a rank that cannot go on. ``reason``: a
         text; the errors of the other ranks quote its first 60 characters. ``code``: the exit
         status, 1 to 255; 0 is refused, since launchers would report success. A number in the first
-        place is the code, as in mpi4py, and a text in the second one is the reason.
+        place is the code, as in mpi4py, and a text in the second one is the reason. The other ranks
+        raise PeerLostError, which names this rank and quotes the reason: within 2 s in an operation
+        of any communicator of this process, else in their next operation. They can save their
+        state. All ranks of this process end: no ``finally`` block, atexit function or other thread
+        runs. Standard output and error are flushed. Result: none. Raises InvalidArgumentError for a
+        wrong code or reason, and ClosedError in a forked child. Cost: a notice to each other rank.
 
-        The other ranks raise PeerLostError, which names this rank and quotes the reason: within 2 s
-        in an operation of any communicator of this process, else in their next operation. They are
-        not killed, so they can save their state. Launchers treat this rank as one that failed.
-
-        Nothing else of this process runs: no ``finally`` block, no atexit function, no other
-        thread. Standard output and error are flushed. All ranks of this process end. Raises
-        InvalidArgumentError for a wrong code or reason, and ClosedError in a forked child.
+        >>> if comm.rank >= comm.size:  # a state in which this rank cannot go on
+        ...     comm.abort("the state is lost", code=3)
         """
         others = [one._native for one in list(_open) if one is not self]
         self._internals.lifecycle.abort(others, reason, code)
@@ -861,9 +860,12 @@ class Communicator(_core.Calls):
     def close(self) -> None:
         """Leave the communicator and free its resources. Peers see an orderly end.
 
-        Later calls, and host operations that still run, raise ClosedError. The call waits up to 5 s
-        for operations on devices. The program must not launch CUDA graphs that contain operations
-        of this communicator any more. Closing again does nothing.
+        Later calls, and host operations that still run, raise ClosedError. The program must not
+        launch CUDA graphs that contain operations of this communicator any more. Closing again does
+        nothing. Errors: none. Cost: a wait of up to 5 s for operations on devices.
+
+        >>> part = comm.dup()
+        >>> part.close()
         """
         if self._served is not None:
             self._served.close()

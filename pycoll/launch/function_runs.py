@@ -40,19 +40,21 @@ def run(
 ) -> list[Any]:
     """Call ``function(*args, **kwargs)`` on every rank of a new job, and return all results.
 
-    ``np`` is the number of ranks; with ``hosts``, all slots by default, else 1. ``hosts`` is
-    "host:slots,host:slots", as for ``pycoll run -H``, and the following arguments are its options;
-    ``start_timeout`` is in seconds, and ``network_interfaces`` is a comma list or a sequence of
-    names. The function calls ``pycoll.init()`` itself. It, its arguments and its results travel by
+    ``function``: it calls ``pycoll.init()`` itself. ``args``: a list or tuple of its arguments.
+    ``kwargs``: a dict of those with names, or None. All of them and the results travel by
     cloudpickle where that is installed on all hosts, else by pickle, which takes functions of
-    modules only.
+    modules only. ``np``: the number of ranks; None for all slots of ``hosts``, or 1 without these.
+    ``hosts``: "host:slots,host:slots", as for ``pycoll run -H``, and the other arguments are its
+    options; None for this machine. ``ssh_port``: a port from 1 to 65535, or None for that of ssh.
+    ``ssh_identity_file``: the path of a private key, or None. ``start_timeout``: the longest wait
+    for the hosts, in seconds. ``network_interfaces``: a comma list or a sequence of names.
 
     Returns the results in rank order. Raises RankFailedError, with the traceback of the rank, if
     the function raises, a rank dies, or a result cannot be pickled or unpickled. Raises
     InvalidArgumentError before it starts anything for an argument of a wrong type or value and for
     a function that cannot be pickled, and later for hosts that cannot work together. Raises
     TransportError for hosts that cannot be reached. Raises KeyboardInterrupt if the calling program
-    gets SIGINT, after all ranks have ended. Costs the start of the processes, and of an ssh
+    gets SIGINT, after all ranks have ended. Cost: the start of the processes, and of an ssh
     connection to each host.
 
     >>> pycoll.run(divmod, (7, 2), np=2)

@@ -1,11 +1,13 @@
-"""The docstrings of pycoll.optim, ps, compress and the adapters: their parts, and their examples.
+"""The docstrings of pycoll, its optim, ps, compress and adapters: their parts, and their examples.
 
-tests/torch/test_torch_docstrings.py and tests/jax/test_jax_docstrings.py do the same.
+tests/torch/test_torch_docstrings.py and tests/jax/test_jax_docstrings.py do the same;
+test_docstrings.py runs the examples of pycoll itself.
 """
 
 from __future__ import annotations
 
 import importlib
+import inspect
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -22,7 +24,7 @@ import pycoll.integrations.spark
 import pycoll.optim
 import pycoll.ps
 
-PACKAGES = (pycoll.optim, pycoll.ps, pycoll.compress)
+PACKAGES = (pycoll, pycoll.optim, pycoll.ps, pycoll.compress)
 ADAPTERS = {
     pycoll.integrations.dask: ["run"],
     pycoll.integrations.ray: ["register", "init", "run"],
@@ -30,12 +32,19 @@ ADAPTERS = {
 }
 ENGINES = {"dask": "distributed", "ray": "ray", "spark": "pyspark"}
 #: Classes whose objects programs get from functions.
-MADE_ELSEWHERE = {"Store", "StoreWork", "Table", "LocalState"}
+MADE_ELSEWHERE = {"Communicator", "Store", "StoreWork", "Table", "LocalState"}
 NAMES = {
     f"{package.__name__}.{name}": one
     for package in PACKAGES
     for name, one in public_names(package).items()
+    if name != "Work"  # a native docstring
 }
+#: Methods of a communicator that are no functions of pycoll.
+METHODS = [
+    name
+    for name, one in vars(pycoll.Communicator).items()
+    if inspect.isfunction(one) and not name.startswith("_") and name not in pycoll.__all__
+]
 NAMES_OF_ADAPTERS = {
     f"{package.__name__}.{name}": one
     for package, names in ADAPTERS.items()
@@ -92,7 +101,13 @@ def test_the_parts_of_docstrings_are_in_order(name: str) -> None:
     assert faults_of(thing, thing.__name__ in MADE_ELSEWHERE) == []
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", METHODS)
+def test_the_parts_of_methods_are_in_order(name: str) -> None:
+    with pycoll.local_world(1, timeout_s=TIMEOUT_S)[0] as comm:
+        assert faults_of(getattr(comm, name)) == []
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name.count(".") > 1])
 def test_the_examples_do_what_they_say(name: str, request: pytest.FixtureRequest) -> None:
     thing = NAMES[name]
     scope: dict[str, Any] = {"pycoll": pycoll, "np": np, "threading": threading}

@@ -23,6 +23,12 @@ METHODS = [
 ]
 
 
+def is_method(name: str) -> bool:
+    """Whether a function has its docstring from a method."""
+    method = getattr(pycoll.Communicator, name, None)
+    return method is not None and method.__doc__ == getattr(pycoll, name).__doc__
+
+
 def run_method(name: str) -> None:
     method = getattr(pycoll.Communicator, name)
     comments = " ".join(example.source for example in examples_of(method))
@@ -39,7 +45,7 @@ def test_examples_of_methods(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [n for n in NAMES if n not in METHODS and examples_of(getattr(pycoll, n))]
+    "name", [n for n in NAMES if not is_method(n) and examples_of(getattr(pycoll, n))]
 )
 def test_examples_of_functions(name: str) -> None:
     scope: dict[str, Any] = {"pycoll": pycoll, "numpy": np}
@@ -58,6 +64,12 @@ def test_examples_of_functions(name: str) -> None:
 def test_there_are_examples() -> None:
     """So that a parser that finds none does not pass."""
     assert len([n for n in METHODS if examples_of(getattr(pycoll.Communicator, n))]) >= 7
+
+
+def test_the_example_of_the_class_shows_every_property() -> None:
+    shown = "".join(example.source for example in examples_of(pycoll.Communicator))
+    for name, one in vars(pycoll.Communicator).items():
+        assert not isinstance(one, property) or f"comm.{name}" in shown, name
 
 
 def test_every_method_says_what_it_does() -> None:
