@@ -161,18 +161,30 @@ PyObject* represent(PyObject* object) {
 PyMethodDef work_methods[] = {
     {"ended_s", &ended_s, METH_NOARGS,
      "ended_s($self, /)\n--\n\n"
-     "Time at which the operation ended, in seconds of time.perf_counter(). None unless it has\n"
-     "ended while a timeline was recorded."},
+     "Return the time at which the operation ended, in seconds of time.perf_counter().\n\n"
+     "Returns None unless the operation has ended while a timeline was recorded.\n\n"
+     "Errors and cost: none.\n\n"
+     ">>> comm.barrier(async_op=True).ended_s() is None\n"
+     "True"},
     {"done", &done, METH_NOARGS,
-     "done($self, /)\n--\n\nWhether ``wait`` would return or raise at once."},
+     "done($self, /)\n--\n\n"
+     "Return whether ``wait`` would return or raise at once.\n\n"
+     "Errors and cost: none.\n\n"
+     ">>> work = comm.barrier(async_op=True)\n"
+     ">>> work.wait(), work.done()\n"
+     "(None, True)"},
     {"wait", as_c_function(&wait_entry), METH_FASTCALL | METH_KEYWORDS,
      "wait($self, timeout=None)\n--\n\n"
-     "Block until the operation is done, and return the result of the blocking call.\n\n"
-     "timeout: limit in seconds; None waits until the operation's own deadline, which is the\n"
+     "Block until the operation is done.\n\n"
+     "``timeout``: limit in seconds; None waits until the operation's own deadline, which is the\n"
      "communicator's ``timeout_s``.\n\n"
+     "Returns the result of the blocking call.\n\n"
      "Raises the operation's error. Raises TimeoutError if the operation is still running after\n"
      "``timeout``; it continues, and wait() may be called again. Raises InvalidArgumentError\n"
-     "inside a group, because its operations have not started yet."},
+     "inside a group, because its operations have not started yet.\n\n"
+     "Cost: none beyond the wait.\n\n"
+     ">>> comm.all_reduce(1.5, async_op=True).wait()\n"
+     "1.5"},
     {"__class_getitem__", &Py_GenericAlias, METH_O | METH_CLASS,
      "Work[T], for annotations: T is the type of the result of wait()."},
     {nullptr, nullptr, 0, nullptr}};
@@ -182,7 +194,12 @@ constexpr const char* kDocumentation =
     "Leave the arrays that it reads or writes alone until it is done; pycoll keeps them alive.\n"
     "The operation runs even if no thread waits for it. If it fails and its Work was dropped,\n"
     "sys.unraisablehook gets the error once, and the next call on the communicator raises it,\n"
-    "unless a call or another wait has raised the same failure. Threads: any.";
+    "unless a call or another wait has raised the same failure. Threads: any.\n\n"
+    "Errors: ``wait`` raises those of the operation. Cost: none.\n\n"
+    ">>> comm = pycoll.init(rank=0, size=1)\n"
+    ">>> work = comm.all_reduce(1.5, async_op=True)\n"
+    ">>> work.wait(), work.done()\n"
+    "(1.5, True)";
 
 }  // namespace
 

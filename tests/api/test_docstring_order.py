@@ -32,12 +32,11 @@ ADAPTERS = {
 }
 ENGINES = {"dask": "distributed", "ray": "ray", "spark": "pyspark"}
 #: Classes whose objects programs get from functions.
-MADE_ELSEWHERE = {"Communicator", "Store", "StoreWork", "Table", "LocalState"}
+MADE_ELSEWHERE = {"Communicator", "Store", "StoreWork", "Table", "LocalState", "Work"}
 NAMES = {
     f"{package.__name__}.{name}": one
     for package in PACKAGES
     for name, one in public_names(package).items()
-    if name != "Work"  # a native docstring
 }
 #: Methods of a communicator that are no functions of pycoll.
 METHODS = [
@@ -105,6 +104,14 @@ def test_the_parts_of_docstrings_are_in_order(name: str) -> None:
 def test_the_parts_of_methods_are_in_order(name: str) -> None:
     with pycoll.local_world(1, timeout_s=TIMEOUT_S)[0] as comm:
         assert faults_of(getattr(comm, name)) == []
+
+
+@pytest.mark.parametrize("name", ["done", "ended_s", "wait"])
+def test_the_methods_of_a_work(name: str) -> None:
+    with pycoll.local_world(1, timeout_s=TIMEOUT_S)[0] as comm:
+        method = getattr(comm.barrier(async_op=True), name)
+        assert faults_of(method) == []
+        run_examples(method, {"comm": comm})
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name.count(".") > 1])
