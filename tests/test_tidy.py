@@ -449,7 +449,6 @@ def test_pure_rooms_need_no_native_code() -> None:
 #: Folders that hold more than 20 files, each with the reason.
 LARGE_FOLDERS = {
     "docs/decisions": "a file for each decision",
-    "docs/guides": "a page for each task; the site's navigation groups them",
     "bench": "a script for each question, with what it starts",
     "csrc/device/kernels": "19 sources of one unit of nvcc, with the two scripts that build it",
     "tests/fuzz/corpus/frame": "a file for each seed of a fuzzer",

@@ -181,7 +181,7 @@ def init(
     * ``all_gather``: a function by which the ranks of ``rank=`` and ``size=`` meet, instead of
       ``address``. It takes bytes and returns the bytes of all ranks, unchanged, as a list in rank
       order. Every rank calls it equally often, at most 5 times, with a few KiB; rank 0 sends up to
-      1 MiB more where it has a tuning file. docs/guides/engines.md has the whole contract.
+      1 MiB more where it has a tuning file. docs/guides/starting/engines.md has the whole contract.
     * ``ticket``: a text that ``grow`` of a running communicator gave, which this process then joins
       as a new rank. ``PYCOLL_TICKET`` does the same. It holds a secret.
     * ``transports``: the transports that may be used, of "shm", "verbs" and "tcp".

@@ -52,7 +52,7 @@ def _test() -> None:
 CLUSTER = Door(
     "answers of pycoll run to jax.distributed.initialize()",
     _test,
-    "Pass num_processes= and process_id= (docs/guides/jax-distributed.md).",
+    "Pass num_processes= and process_id= (docs/guides/starting/jax-distributed.md).",
     "jax",
     TESTED,
     "jax_cluster",

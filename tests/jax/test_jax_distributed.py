@@ -104,7 +104,7 @@ jax.distributed.initialize({address!r}, num_processes=2, process_id=place)
 
 
 def test_the_program_of_the_page(tmp_path: Path) -> None:
-    page = (ROOT / "docs" / "guides" / "jax-distributed.md").read_text()
+    page = (ROOT / "docs" / "guides" / "starting" / "jax-distributed.md").read_text()
     program, shown = page.split("```python\n")[1].split("```")[0], page.split("```console\n")[1]
     lines = [line for line in shown.split("```")[0].splitlines() if line.startswith("process")]
     assert len(lines) == 2 and sorted(run(tmp_path, program).splitlines()) == sorted(lines)

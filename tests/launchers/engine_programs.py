@@ -46,7 +46,7 @@ def environment(**more: str) -> dict[str, str]:
 
 def lines_of_page(engine: str) -> list[str]:
     """The lines that examples/train_on_engines.py prints by the engine's page, one host first."""
-    page = (ROOT / "docs" / "guides" / f"{engine}.md").read_text()
+    page = (ROOT / "docs" / "guides" / "starting" / f"{engine}.md").read_text()
     return re.findall(rf"^{engine}: .*", page, re.M)
 
 

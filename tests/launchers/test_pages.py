@@ -24,7 +24,8 @@ import hosts
 
 BIN = Path(sys.executable).parent
 
-PAGES = [(ROOT / "docs" / "guides" / f"{name}.md").read_text() for name in ("ray", "dask", "spark")]
+GUIDES = ROOT / "docs" / "guides" / "starting"
+PAGES = [(GUIDES / f"{name}.md").read_text() for name in ("ray", "dask", "spark")]
 PROGRAMS = [one for page in PAGES for one in re.findall(r"```python\n(.*?)```", page, re.S)]
 ENGINES = {
     "ray.train": "ray",

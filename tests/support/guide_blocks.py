@@ -70,7 +70,7 @@ class Scene:
 
 def fenced(page: str, language: str) -> list[str]:
     """The blocks of a guide in a language, in their order."""
-    text = (GUIDES / f"{page}.md").read_text()
+    text = next(GUIDES.rglob(f"{page}.md")).read_text()
     return re.findall(rf"^```{language}\n(.*?)^```$", text, re.S | re.M)
 
 

@@ -2,8 +2,9 @@
 
 The server of PMIx 5 counts the clients of a rank together. The client through which this rank
 joined has left. The server may then take the rank's MPI off a fence of MPI_Init, which waits for
-ever (docs/guides/mpirun-srun.md). Nothing in this process can undo that. Importing mpi4py.MPI
-begins MPI and keeps the interpreter's lock meanwhile, so a process of its own watches the import.
+ever (docs/guides/starting/mpirun-srun.md). Nothing in this process can undo that. Importing
+mpi4py.MPI begins MPI and keeps the interpreter's lock meanwhile, so a process of its own watches
+the import.
 If it takes longer than ``init()`` may take, the watcher tells the reason and ends this process, and
 the launcher ends the job.
 
