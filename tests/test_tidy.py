@@ -264,6 +264,48 @@ def test_no_includes_form_a_cycle() -> None:
     assert cycles_of(units) == []
 
 
+#: A function outside of classes, up to the semicolon of a declaration or the brace of a definition.
+FREE_FUNCTION = re.compile(
+    r"(?m)^(?!using|typedef|friend|extern|static_assert|return|else)[A-Za-z\[][^\n;{}()=]*[ *&>]"
+    r"(\w+)\((?:[^()]|\([^()]*\))*\)(?: noexcept)?(;| \{)"
+)
+
+
+def functions_of_others(texts: dict[str, str]) -> set[str]:
+    """The functions that a header declares and only a source of another name defines.
+
+    Such a header depends on that source, which no include shows.
+    """
+    declared: dict[str, set[str]] = {}  # by function: the units of the headers
+    defined: dict[str, set[str]] = {}
+    for name, text in texts.items():
+        for function, end in FREE_FUNCTION.findall(re.sub(r"//.*", "", text)):
+            if end == " {":
+                defined.setdefault(function, set()).add(name.rpartition(".")[0])
+            elif name.endswith(".h"):
+                declared.setdefault(function, set()).add(name.rpartition(".")[0])
+    return {
+        f"{unit}: {function}"
+        for function, units in declared.items()
+        for unit in units - defined.get(function, units)
+        # no_*.cpp: builds without a part, so that two sources define what one header declares.
+        if not any("/no_" in one for one in defined[function])
+    }
+
+
+def test_headers_declare_what_their_own_sources_define() -> None:
+    texts = {
+        "a/x.h": "// int g();\nint f(int a, int b = g(0));\nint g();\nbool h(\n    int) noexcept;",
+        "a/x.cpp": "int f(int a, int b) {\n  return other();\n}\n",
+        "a/y.cpp": "int g() {\n}\nbool h(\n    int) noexcept {\n}\n",
+        "a/z.h": "bool part();\nint undefined();",
+        "a/part.cpp": "bool part() {\n",
+        "a/no_part.cpp": "bool part() {\n",
+    }
+    assert functions_of_others(texts) == {"a/x: g", "a/x: h"}
+    assert functions_of_others(native_texts()) == set()
+
+
 #: A function of a class, defined outside of the class.
 DEFINITION = re.compile(r"(?m)^(?!\s|return\b)(?:[\w:<>*&,\[\] ]+[ *&])?(?:\w+::)*(\w+)::~?\w+\(")
 
@@ -310,7 +352,8 @@ def test_folders_include_only_what_is_below() -> None:
     texts = {"bindings/core/a.h": '#include "bindings/calls/b.h"', "bindings/calls/b.h": ""}
     assert folders_above("bindings/core", included_units(texts)) == {"bindings/calls"}
     units = included_units(native_texts())
-    folders = {name.rpartition("/")[0] for name in units if name.startswith("bindings/")}
+    parts = (name.split("/") for name in units)  # bindings/ itself has the module, above all folders
+    folders = {f"bindings/{part[1]}" for part in parts if part[0] == "bindings" and len(part) > 2}
     assert {name for name in FOLDERS_BELOW if name.startswith("bindings/")} == folders
     assert {f: above for f in FOLDERS_BELOW if (above := folders_above(f, units))} == {}
 

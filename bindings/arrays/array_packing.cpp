@@ -5,7 +5,7 @@
 #include <cstring>
 #include <utility>
 
-#include "bindings/core/bind.h"
+#include "bindings/core/errors.h"
 #include "bindings/core/gil.h"
 
 namespace pycoll::bindings {

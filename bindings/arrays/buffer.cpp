@@ -12,9 +12,11 @@
 #include "bindings/arrays/dlpack_reader.h"
 #include "bindings/arrays/exporters.h"
 #include "bindings/arrays/flat.h"
-#include "bindings/core/bind.h"
 
 namespace pycoll::bindings {
+
+namespace py = pybind11;
+
 namespace {
 
 // ---- NumPy

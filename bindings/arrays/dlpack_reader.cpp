@@ -4,9 +4,11 @@
 #include <optional>
 
 #include "bindings/arrays/exporters.h"
-#include "bindings/core/bind.h"
 
 namespace pycoll::bindings {
+
+namespace py = pybind11;
+
 namespace {
 
 std::string dlpack_text(const dlpack::DataType& dtype) {

@@ -1,6 +1,6 @@
 #include "bindings/arrays/exporters.h"
 
-#include "bindings/core/bind.h"
+#include "bindings/core/errors.h"
 
 namespace pycoll::bindings {
 namespace {

@@ -6,10 +6,12 @@
 #include <array>
 
 #include "bindings/arrays/dlpack_reader.h"
-#include "bindings/core/bind.h"
 #include "bindings/core/gil.h"
 
 namespace pycoll::bindings {
+
+namespace py = pybind11;
+
 namespace {
 
 static_assert(sizeof(py::ssize_t) == sizeof(std::int64_t), "shapes are read in place");

@@ -6,7 +6,6 @@
 
 #include "base/cache.h"
 #include "bindings/arrays/numpy_memory.h"
-#include "bindings/core/bind.h"
 #include "shared_memory/shm_arena.h"
 #include "transport/capabilities.h"
 #include "transport/shm/shm_layout.h"

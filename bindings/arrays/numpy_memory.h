@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <string>
 
-#include "bindings/core/bind.h"
+#include "bindings/core/errors.h"
 
 namespace pycoll::transport::shm {
 class Arena;

@@ -1,11 +1,10 @@
-// Methods bound to a communicator: `comm.all_reduce`, and `comm.all_reduce.bind(...)`.
+#include "bindings/calls/bound_method.h"
 
 #include <algorithm>
 #include <cstddef>
 #include <new>
 #include <vector>
 
-#include "bindings/calls/method.h"
 #include "bindings/core/gil.h"
 #include "bindings/core/raw.h"
 
@@ -53,6 +52,19 @@ py::object self_of(PyObject* object) {
   PyObject* self = cast_bound(object)->self != nullptr ? cast_bound(object)->self : world;
   if (self != nullptr) return py::reinterpret_borrow<py::object>(self);
   return py::reinterpret_steal<py::object>(call_python(find_world, nullptr, 0, nullptr));
+}
+
+// Calls method(self, ...) in Python. If `count` has PY_VECTORCALL_ARGUMENTS_OFFSET, the callee may
+// overwrite arguments[-1].
+PyObject* call_definition(const MethodObject& method, PyObject* self, PyObject* const* arguments,
+                          std::size_t count, PyObject* names) {
+  const auto positional = static_cast<std::size_t>(PyVectorcall_NARGS(count));
+  const std::size_t named =
+      names == nullptr ? 0 : static_cast<std::size_t>(PyTuple_GET_SIZE(names));
+  std::vector<PyObject*> all{nullptr, self};
+  all.insert(all.end(), arguments, arguments + positional + named);
+  return call_python(method.function, all.data() + 1,
+                     (positional + 1) | PY_VECTORCALL_ARGUMENTS_OFFSET, names);
 }
 
 // ---- self.name
@@ -276,18 +288,36 @@ void set_world(const py::object& communicator) {
   Py_XDECREF(last);
 }
 
-py::object make_world_function(const py::object& function, const py::function& find) {
-  MethodObject* method = as_method(function.ptr());
-  if (method == nullptr) throw py::type_error("world_function() takes a _core.Method");
-  Py_XSETREF(find_world, Py_NewRef(find.ptr()));
-  return py::reinterpret_steal<py::object>(bind_method(method, nullptr));
-}
-
 PyObject* keep_as_it_is(PyObject* object, PyObject* /*self*/, PyObject* /*type*/) {
   return Py_NewRef(object);
 }
 
 }  // namespace
+
+bool sort_arguments(const MethodObject& method, PyObject* const* arguments, std::size_t count,
+                    PyObject* names, Arguments* sorted) {
+  const Py_ssize_t named = names == nullptr ? 0 : PyTuple_GET_SIZE(names);
+  if (count > method.positional_count) return false;
+  *sorted = method.defaults;
+  std::size_t missing = method.required;
+  for (std::size_t one = 0; one < count; ++one) {
+    (*sorted)[static_cast<std::size_t>(method.parameters[one])] = arguments[one];
+  }
+  missing -= std::min(missing, count);
+  for (Py_ssize_t one = 0; one < named; ++one) {
+    // Names in program text are interned; calls with other names go to the definition.
+    PyObject* name = PyTuple_GET_ITEM(names, one);
+    PyObject* const* first = method.names.data();
+    PyObject* const* last = first + method.name_count;
+    PyObject* const* found = std::find(first + count, last, name);
+    if (found == last) return false;
+    const auto number = static_cast<std::size_t>(found - first);
+    if (number < method.required) --missing;
+    (*sorted)[static_cast<std::size_t>(method.parameters[number])] =
+        arguments[count + static_cast<std::size_t>(one)];
+  }
+  return missing == 0;
+}
 
 PyObject* bind_method(MethodObject* method, PyObject* self) {
   PyObject* object = bound_type->tp_alloc(bound_type, 0);
@@ -298,15 +328,9 @@ PyObject* bind_method(MethodObject* method, PyObject* self) {
   return object;
 }
 
-PyObject* call_definition(const MethodObject& method, PyObject* self, PyObject* const* arguments,
-                          std::size_t count, PyObject* names) {
-  const auto positional = static_cast<std::size_t>(PyVectorcall_NARGS(count));
-  const std::size_t named =
-      names == nullptr ? 0 : static_cast<std::size_t>(PyTuple_GET_SIZE(names));
-  std::vector<PyObject*> all{nullptr, self};
-  all.insert(all.end(), arguments, arguments + positional + named);
-  return call_python(method.function, all.data() + 1,
-                     (positional + 1) | PY_VECTORCALL_ARGUMENTS_OFFSET, names);
+PyObject* bind_to_world(MethodObject* method, PyObject* find) {
+  Py_XSETREF(find_world, Py_NewRef(find));
+  return bind_method(method, nullptr);
 }
 
 void bind_bound_methods(py::module_& module) {
@@ -341,9 +365,6 @@ void bind_bound_methods(py::module_& module) {
   bound_call_type = add_type(module, "BoundCall", bound_call_spec);
   module.def("set_world", &set_world, py::arg("communicator"),
              "Set the communicator of the functions of world_function(), or None.");
-  module.def(
-      "world_function", &make_world_function, py::arg("method"), py::arg("find"),
-      "The method of the world's communicator; find() returns that, or raises if none is set.");
 }
 
 }  // namespace pycoll::bindings

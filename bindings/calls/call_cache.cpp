@@ -2,8 +2,6 @@
 
 #include <utility>
 
-#include "bindings/core/bind.h"
-
 namespace pycoll::bindings {
 namespace {
 

@@ -14,10 +14,11 @@
 #include "bindings/calls/call_cache.h"
 #include "bindings/calls/fusion_memory.h"
 #include "bindings/calls/fusions.h"
-#include "bindings/core/bind.h"
 #include "bindings/core/handle.h"
 
 namespace pycoll::bindings {
+
+namespace py = pybind11;
 
 // The native state of a communicator.
 struct CallState {

@@ -11,7 +11,6 @@
 #include <utility>
 
 #include "bindings/calls/operations.h"
-#include "bindings/core/bind.h"
 #include "bindings/core/gil.h"
 #include "bindings/core/raw.h"
 #include "bindings/core/work_object.h"

@@ -9,9 +9,9 @@
 
 #include "bindings/arrays/buffer_view.h"
 #include "bindings/calls/fused_calls.h"
-#include "bindings/core/bind.h"
 #include "bindings/core/gil.h"
 #include "bindings/core/raw.h"
+#include "bindings/core/work_object.h"
 
 namespace pycoll::bindings {
 namespace {

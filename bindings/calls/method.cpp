@@ -1,13 +1,13 @@
-#include "bindings/calls/method.h"
-
+// Methods of pycoll.Communicator that are not bound to a communicator, and the list of the native
+// calls.
 #include <algorithm>
 #include <cstddef>
 #include <new>
 #include <string>
 
 #include "bindings/arrays/flat.h"
+#include "bindings/calls/bound_method.h"
 #include "bindings/calls/fused_calls.h"
-#include "bindings/core/bind.h"
 #include "bindings/core/gil.h"
 #include "bindings/core/raw.h"
 #include "bindings/core/work.h"
@@ -161,35 +161,11 @@ PyGetSetDef method_properties[] = {
     {"__class__", &get_class_of_definition, nullptr, nullptr, nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr}};
 
-}  // namespace
-
-MethodObject* as_method(PyObject* object) {
-  return Py_IS_TYPE(object, method_type) ? cast_method(object) : nullptr;
-}
-
-bool sort_arguments(const MethodObject& method, PyObject* const* arguments, std::size_t count,
-                    PyObject* names, Arguments* sorted) {
-  const Py_ssize_t named = names == nullptr ? 0 : PyTuple_GET_SIZE(names);
-  if (count > method.positional_count) return false;
-  *sorted = method.defaults;
-  std::size_t missing = method.required;
-  for (std::size_t one = 0; one < count; ++one) {
-    (*sorted)[static_cast<std::size_t>(method.parameters[one])] = arguments[one];
+py::object make_world_function(const py::object& function, const py::function& find) {
+  if (!Py_IS_TYPE(function.ptr(), method_type)) {
+    throw py::type_error("world_function() takes a _core.Method");
   }
-  missing -= std::min(missing, count);
-  for (Py_ssize_t one = 0; one < named; ++one) {
-    // Names in program text are interned; calls with other names go to the definition.
-    PyObject* name = PyTuple_GET_ITEM(names, one);
-    PyObject* const* first = method.names.data();
-    PyObject* const* last = first + method.name_count;
-    PyObject* const* found = std::find(first + count, last, name);
-    if (found == last) return false;
-    const auto number = static_cast<std::size_t>(found - first);
-    if (number < method.required) --missing;
-    (*sorted)[static_cast<std::size_t>(method.parameters[number])] =
-        arguments[count + static_cast<std::size_t>(one)];
-  }
-  return missing == 0;
+  return py::reinterpret_steal<py::object>(bind_to_world(cast_method(function.ptr()), find.ptr()));
 }
 
 void bind_methods(py::module_& module) {
@@ -208,7 +184,12 @@ void bind_methods(py::module_& module) {
   module.def("method", &make_method, py::arg("function"), py::arg("wrapped"),
              "A method that tries the native call first, and calls `function` if that declines. It "
              "looks like `wrapped`.");
+  module.def(
+      "world_function", &make_world_function, py::arg("method"), py::arg("find"),
+      "The method of the world's communicator; find() returns that, or raises if none is set.");
 }
+
+}  // namespace
 
 void bind_native_calls(py::module_& module) {
   bind_work(module);

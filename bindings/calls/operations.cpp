@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "bindings/core/errors.h"
 #include "bindings/core/gil.h"
 #include "bindings/core/work_object.h"
 

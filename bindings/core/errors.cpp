@@ -1,7 +1,7 @@
 // The only table from Status codes to exception types.
 #include <string>
 
-#include "bindings/core/bind.h"
+#include "bindings/core/errors.h"
 #include "bindings/core/gil.h"
 
 namespace pycoll::bindings {

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "bindings/core/bind.h"
+#include "bindings/core/errors.h"
 #include "bindings/core/gil.h"
 #include "bindings/core/user_op.h"
 

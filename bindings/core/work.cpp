@@ -4,7 +4,7 @@
 #include <optional>
 #include <utility>
 
-#include "bindings/core/bind.h"
+#include "bindings/core/errors.h"
 #include "bindings/core/gil.h"
 #include "bindings/core/raw.h"
 

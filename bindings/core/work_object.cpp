@@ -8,7 +8,6 @@
 #include <utility>
 #include <vector>
 
-#include "bindings/core/bind.h"
 #include "bindings/core/gil.h"
 #include "bindings/core/raw.h"
 

@@ -12,12 +12,15 @@
 #include <vector>
 
 #include "bindings/arrays/dlpack_reader.h"
-#include "bindings/core/bind.h"
+#include "bindings/core/errors.h"
 #include "bindings/core/gil.h"
 #include "bindings/core/handle.h"
-#include "bindings/device/device.h"
+#include "bindings/device/device_codes.h"
+#include "bindings/device/device_staging.h"
+#include "bindings/device/of_process.h"
 #include "bindings/engine/plan.h"
 #include "bindings/engine/request.h"
+#include "bindings/engine/transport.h"
 #include "device/device_communicator.h"
 
 namespace pycoll::bindings {

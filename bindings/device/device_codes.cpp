@@ -1,11 +1,11 @@
-// The steps of codecs on a device, and the numbers of its kernels, as Python names them.
+#include "bindings/device/device_codes.h"
+
 #include <algorithm>
 #include <bit>
 #include <iterator>
 #include <string>
 #include <utility>
 
-#include "bindings/device/device.h"
 #include "bindings/kernels/codec.h"
 #include "device/channels/channel_memory.h"
 #include "device/kernels/program.h"

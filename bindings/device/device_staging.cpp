@@ -1,5 +1,4 @@
-// Host staging of messages of device arrays, and the packing copies of device operations.
-#include "bindings/device/device.h"
+#include "bindings/device/device_staging.h"
 
 #include <pybind11/stl.h>
 
@@ -10,9 +9,11 @@
 #include <tuple>
 #include <utility>
 
-#include "bindings/core/bind.h"
+#include "bindings/core/errors.h"
 #include "bindings/core/gil.h"
 #include "bindings/core/handle.h"
+#include "bindings/device/device_codes.h"
+#include "bindings/device/of_process.h"
 #include "device/binding.h"
 #include "device/driver/gpu.h"
 #include "device/host_proxy/staging.h"

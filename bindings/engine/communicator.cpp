@@ -11,11 +11,12 @@
 #include <utility>
 
 #include "base/cores.h"
-#include "bindings/core/bind.h"
+#include "bindings/core/errors.h"
 #include "bindings/core/gil.h"
 #include "bindings/core/handle.h"
 #include "bindings/core/work_object.h"
 #include "bindings/engine/request.h"
+#include "bindings/engine/transport.h"
 
 namespace pycoll::bindings {
 namespace {

@@ -1,7 +1,7 @@
 #include <span>
 #include <string>
 
-#include "bindings/core/bind.h"
+#include "bindings/core/errors.h"
 #include "bindings/engine/plan.h"
 #include "plan/print.h"
 

@@ -7,9 +7,9 @@
 #include <utility>
 #include <vector>
 
-#include "bindings/core/bind.h"
 #include "bindings/engine/plan.h"
 #include "bindings/kernels/codec.h"
+#include "kernels/dispatch.h"
 #include "plan/layout.h"
 
 namespace pycoll::bindings {

@@ -7,7 +7,7 @@
 #include <string>
 #include <utility>
 
-#include "bindings/core/bind.h"
+#include "bindings/core/errors.h"
 #include "bindings/core/handle.h"
 #include "bindings/engine/request.h"
 

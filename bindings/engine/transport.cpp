@@ -1,5 +1,7 @@
 // Transports. Python (pycoll/bootstrap) creates and connects them, and owns admission. Here
 // descriptors pass into native ownership.
+#include "bindings/engine/transport.h"
+
 #include <pybind11/stl.h>
 
 #include <algorithm>
@@ -12,7 +14,7 @@
 #include <vector>
 
 #include "bindings/arrays/buffer.h"
-#include "bindings/core/bind.h"
+#include "bindings/core/errors.h"
 #include "bindings/core/gil.h"
 #include "transport/shm/shm.h"
 #include "transport/shm/shm_stores.h"

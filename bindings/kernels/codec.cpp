@@ -1,7 +1,8 @@
 #include "bindings/kernels/codec.h"
 
-#include "bindings/core/bind.h"
+#include "bindings/core/errors.h"
 #include "bindings/core/gil.h"
+#include "kernels/dispatch.h"
 
 namespace pycoll::bindings {
 namespace {

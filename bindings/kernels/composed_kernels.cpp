@@ -8,10 +8,10 @@
 #include <vector>
 
 #include "bindings/arrays/buffer.h"
-#include "bindings/core/bind.h"
+#include "bindings/core/errors.h"
 #include "bindings/core/gil.h"
 #include "bindings/kernels/codec.h"
-#include "kernels/low_rank.h"
+#include "kernels/dispatch.h"
 #include "kernels/sparse_codes.h"
 
 namespace pycoll::bindings {

@@ -1,4 +1,4 @@
-#include "kernels/reduce.h"
+#include "kernels/dispatch.h"
 
 #include <pybind11/stl.h>
 
@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "bindings/arrays/buffer.h"
-#include "bindings/core/bind.h"
+#include "bindings/core/errors.h"
 #include "bindings/core/gil.h"
 #include "bindings/kernels/codec.h"
 #include "device/driver/driver.h"

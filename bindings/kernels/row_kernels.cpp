@@ -5,9 +5,10 @@
 #include <string>
 
 #include "bindings/arrays/buffer.h"
-#include "bindings/core/bind.h"
+#include "bindings/core/errors.h"
 #include "bindings/core/gil.h"
 #include "bindings/kernels/codec.h"
+#include "kernels/dispatch.h"
 #include "kernels/stored_rows.h"
 
 namespace pycoll::bindings {

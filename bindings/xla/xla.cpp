@@ -12,7 +12,6 @@
 #include <utility>
 #include <vector>
 
-#include "bindings/core/bind.h"
 #include "bindings/core/gil.h"
 #include "bindings/core/handle.h"
 #include "bindings/engine/request.h"

@@ -44,12 +44,6 @@ extern const Backend kAvx2Backend;
 extern const Backend kAvx512Backend;
 extern const Backend kAvx512Fp16Backend;  // empty also if the compiler lacks -mavx512fp16
 
-// The wire form of averages of a 16- or 8-bit float; only enter and leave are set.
-WireForm small_mean(DType dtype, Isa isa);
-
-// Requires: available(isa).
-CollectFunction collect_for(Isa isa);
-
 // Whether the processor and the operating system support the backend of that name.
 bool processor_has_avx2();
 bool processor_has_avx512();

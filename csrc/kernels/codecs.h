@@ -105,8 +105,4 @@ bool valid(const Codec& codec);
 // Kind, rounding and block in one byte that is not zero; transport::Descriptor has it.
 std::uint8_t code_of(const Codec& codec);
 
-// Requires: available(isa). kReference has the kernels of kPortable; the tests' oracle is NumPy.
-CodecKernels codec_kernels(CodecKind kind, Isa isa);
-inline CodecKernels codec_kernels(CodecKind kind) { return codec_kernels(kind, best_isa()); }
-
 }  // namespace pycoll::kernels

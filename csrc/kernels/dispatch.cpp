@@ -1,9 +1,10 @@
+#include "kernels/dispatch.h"
+
 #include <cstdio>
 #include <cstdlib>
 
 #include "base/assert.h"
 #include "kernels/backend.h"
-#include "kernels/reduce.h"
 #include "kernels/table.h"
 
 namespace pycoll::kernels {
@@ -11,22 +12,6 @@ namespace {
 
 constexpr Isa kIsas[] = {Isa::kAvx512Fp16, Isa::kAvx512, Isa::kAvx2, Isa::kPortable,
                          Isa::kReference};
-
-const Backend& backend(Isa isa) {
-  switch (isa) {
-    case Isa::kReference:
-      return kReferenceBackend;
-    case Isa::kAvx2:
-      return kAvx2Backend;
-    case Isa::kAvx512:
-      return kAvx512Backend;
-    case Isa::kAvx512Fp16:
-      return kAvx512Fp16Backend;
-    case Isa::kPortable:
-      break;
-  }
-  return kPortableBackend;
-}
 
 Isa fastest() {
   for (const Isa isa : kIsas) {
@@ -97,6 +82,23 @@ std::string_view name_of(Isa isa) {
   return "unknown";
 }
 
+const Backend& backend_of(Isa isa) {
+  PYCOLL_ASSERT(available(isa), "instruction set %d is not available", static_cast<int>(isa));
+  switch (isa) {
+    case Isa::kReference:
+      return kReferenceBackend;
+    case Isa::kAvx2:
+      return kAvx2Backend;
+    case Isa::kAvx512:
+      return kAvx512Backend;
+    case Isa::kAvx512Fp16:
+      return kAvx512Fp16Backend;
+    case Isa::kPortable:
+      break;
+  }
+  return kPortableBackend;
+}
+
 bool defined(DType dtype, ReduceOp op) {
   if (static_cast<int>(dtype) >= kDTypeCount) return false;
   switch (op) {
@@ -123,42 +125,15 @@ bool defined(DType dtype, ReduceOp op) {
 }
 
 Combine combine_for(DType dtype, ReduceOp op, Isa isa) {
-  PYCOLL_ASSERT(available(isa), "combine_for: instruction set %d is not available",
-                static_cast<int>(isa));
   if (op >= ReduceOp::kUser || !defined(dtype, op)) return {};
   const ReduceOp step = op == ReduceOp::kAvg ? ReduceOp::kSum : op;
-  return {backend(isa).combine(dtype, step), nullptr};
+  return {backend_of(isa).combine(dtype, step), nullptr};
 }
 
-ScaleFunction scale_for(DType dtype, Isa isa) {
-  PYCOLL_ASSERT(available(isa), "scale_for: instruction set %d is not available",
-                static_cast<int>(isa));
-  return backend(isa).scale(dtype);
-}
+ScaleFunction scale_for(DType dtype, Isa isa) { return backend_of(isa).scale(dtype); }
 
-CodecKernels codec_kernels(CodecKind kind, Isa isa) {
-  PYCOLL_ASSERT(available(isa), "codec_kernels: instruction set %d is not available",
-                static_cast<int>(isa));
-  return backend(isa).codec(kind);
-}
+CodecKernels codec_kernels(CodecKind kind, Isa isa) { return backend_of(isa).codec(kind); }
 
-CollectFunction collect_for(Isa isa) {
-  PYCOLL_ASSERT(available(isa), "collect_for: instruction set %d is not available",
-                static_cast<int>(isa));
-  return backend(isa).collect;
-}
-
-ProductFunction product_for(Isa isa) {
-  PYCOLL_ASSERT(available(isa), "product_for: instruction set %d is not available",
-                static_cast<int>(isa));
-  return backend(isa).product;
-}
-
-WireForm small_mean(DType dtype, Isa isa) {
-  WireForm form;
-  form.enter = backend(isa).enter_mean(dtype);
-  form.leave = backend(isa).leave_mean(dtype);
-  return form;
-}
+ProductFunction product_for(Isa isa) { return backend_of(isa).product; }
 
 }  // namespace pycoll::kernels

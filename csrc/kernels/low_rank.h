@@ -15,7 +15,4 @@ namespace pycoll::kernels {
 using ProductFunction = void (*)(float* target, const float* base, const float* p, const float* q,
                                  std::size_t rows, std::size_t columns, std::size_t rank);
 
-// Requires: available(isa).
-ProductFunction product_for(Isa isa);
-
 }  // namespace pycoll::kernels

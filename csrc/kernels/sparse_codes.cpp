@@ -11,6 +11,7 @@
 #include "base/cache.h"
 #include "base/copy.h"
 #include "kernels/backend.h"
+#include "kernels/dispatch.h"
 
 namespace pycoll::kernels {
 namespace {
@@ -49,7 +50,7 @@ bool streams(std::size_t count) {
 
 void collect(const SparseInput& input, std::uint32_t bound, Isa isa, SparseCodes* found) {
   PYCOLL_ASSERT(input.count <= kSparseMax, "%zu values have no places of 32 bits", input.count);
-  const CollectFunction function = collect_for(isa);
+  const CollectFunction function = backend_of(isa).collect;
   alignas(64) float made[kPiece];
   std::uint32_t places[kPiece];
   const bool apart = input.sums != nullptr && input.sums != input.rests;

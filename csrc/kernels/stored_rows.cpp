@@ -6,6 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/dispatch.h"
+
 namespace pycoll::kernels {
 namespace {
 

@@ -286,7 +286,9 @@ WireForm mean(Isa isa) {
           travels, combine_for(travels, ReduceOp::kSum, isa));
     }
   } else if constexpr (is_small_float(dtype)) {
-    WireForm form = small_mean(dtype, isa);
+    WireForm form;
+    form.enter = backend_of(isa).enter_mean(dtype);
+    form.leave = backend_of(isa).leave_mean(dtype);
     form.combine = combine_for(DType::kFloat32, ReduceOp::kSum, isa);
     form.dtype = DType::kFloat32;
     return form;

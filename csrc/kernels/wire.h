@@ -17,6 +17,7 @@
 // float32, float64 and complex have no wire form: their averages are the sum, divided at the end.
 #pragma once
 
+#include "kernels/dispatch.h"
 #include "kernels/wire_form.h"
 
 namespace pycoll::kernels {

@@ -1,4 +1,4 @@
-#include "transport/transport.h"
+#include "transport/descriptor.h"
 
 #include <iterator>
 

@@ -22,7 +22,7 @@
 
 #include "base/clock.h"
 #include "base/status.h"
-#include "base/types.h"
+#include "transport/descriptor.h"
 
 namespace pycoll::transport {
 
@@ -36,38 +36,6 @@ inline constexpr std::size_t kSegmentBytesMax = 64 * 1024;
 // The number of segments that every channel can hold before its sender waits; a medium may hold
 // more. At least two, so that consecutive tiles overlap.
 inline constexpr std::uint32_t kChannelDepth = 4;
-
-// The properties of an operation on which all ranks must agree before they exchange a byte of it.
-// Fixed layout, because it is hashed, sent and compared: all padding is explicit and zero.
-struct Descriptor {
-  std::uint64_t count = 0;     // elements, or 0 where ranks may differ (all_gather, gather, ...)
-  std::uint64_t plan_key = 0;  // hash of algorithm, tile size, user operation, shape
-  std::uint32_t root = 0;
-  Collective collective = Collective::kBarrier;
-  DType dtype = DType::kUInt8;
-  ReduceOp op = ReduceOp::kSum;
-  // 0 without a codec. Else 1 + kernels::CodecKind; + 8 if it rounds by chance; + 16 * log2(values
-  // of a block / 32). The seed is in plan_key.
-  std::uint8_t codec = 0;
-
-  bool operator==(const Descriptor&) const = default;
-};
-static_assert(sizeof(Descriptor) == 24 && std::has_unique_object_representations_v<Descriptor>);
-
-// The contribution of an array's shape to Descriptor::plan_key, combined by exclusive or. Zero for
-// one axis, because Descriptor::count already states its length.
-constexpr std::uint64_t shape_key(int axes, const std::int64_t* lengths) {
-  if (axes == 1) return 0;
-  std::uint64_t key = 0x6a09e667f3bcc909u + static_cast<std::uint64_t>(axes);
-  for (int axis = 0; axis < axes; ++axis) {
-    key = (key ^ static_cast<std::uint64_t>(lengths[axis])) * 0x9e3779b97f4a7c15u;
-    key ^= key >> 29;
-  }
-  return key;
-}
-
-// "all_reduce of 1024 float32, op sum"; for error messages.
-std::string to_text(const Descriptor& descriptor);
 
 // Precedes every segment. `bytes` is the payload's length and may be zero.
 struct SegmentHeader {
@@ -131,7 +99,7 @@ struct Notice {
   std::uint32_t failure = 0;     // a Code; kOk while all is well, kClosed after an orderly close
   std::int32_t culprit = -1;     // the rank at fault, or -1
   std::uint64_t completed = 0;   // all operations up to this one have succeeded on this rank
-  std::uint32_t inquiry = 0;     // see Standing in engine/diagnosis/verdict.h
+  std::uint32_t inquiry = 0;     // see Inquiry in engine/diagnosis/guilty.h
   std::uint32_t still_ms = 0;    // milliseconds since its operation moved, with an inquiry
   std::uint32_t wait_count = 0;  // peers that this rank waits for, with an inquiry
   char detail[88] = {};          // NUL-terminated text of the failure or of the dispute

@@ -1,7 +1,6 @@
-// Finds the ranks to name when a deadline has passed, from the ranks for which each rank waits.
-#include <algorithm>
+#include "engine/diagnosis/guilty.h"
 
-#include "engine/diagnosis/verdict.h"
+#include <algorithm>
 
 namespace pycoll::engine {
 namespace {

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "base/status.h"
-#include "engine/diagnosis/verdict.h"
+#include "engine/diagnosis/guilty.h"
 #include "engine/operations/rank_operations.h"
 #include "transport/transport.h"
 

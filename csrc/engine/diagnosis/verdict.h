@@ -7,7 +7,6 @@
 #include <string>
 #include <vector>
 
-#include "base/clock.h"
 #include "base/status.h"
 #include "engine/operations/late_message.h"
 #include "engine/operations/numbers.h"
@@ -53,37 +52,6 @@ struct Overdue {
   std::string on_stream;               // the operation on the device stream
   std::optional<LateMessage> message;  // instead of an operation
 };
-
-// Why a rank tells which ranks it waits for: Notice::inquiry.
-enum class Inquiry : std::uint32_t {
-  kNone,
-  kDue,     // its own deadline has passed: all other ranks must answer
-  kAnswer,  // another rank's deadline has passed
-  kLate,    // another rank's deadline passed before this rank waited in its operation
-};
-
-// The state that a rank last told in its notice.
-struct Account {
-  using Wait = PeerWait;
-  int rank = 0;
-  Inquiry inquiry = Inquiry::kNone;  // kNone: it does not answer
-  std::uint64_t sequence = 0;        // of the newest operation it has entered
-  std::uint64_t completed = 0;
-  double still = 0;  // seconds for which its operation has not moved
-  // The ranks it waits for in the operation; without an operation, in messages.
-  std::vector<Wait> waits;
-  bool cut = false;  // it waits for more ranks
-};
-Account account_of(int rank, int size, const transport::Notice& notice);
-// Writes as much of `account` into a notice as fits; rank and sequence are not included.
-void write_account(const Account& account, transport::Notice* notice);
-
-// How long the rank whose deadline has passed waits for the answers of the others.
-Nanoseconds grace_of(double seconds);
-
-// Completes `overdue`, of rank `due`, with the ranks to name: those that do not answer, at the ends
-// of all chains of waiting that begin at ranks in the operation. accounts[r] is of rank r.
-void find_guilty(int due, const std::vector<Account>& accounts, Overdue* overdue);
 
 // The text that a rank tells its peers, so that all ranks report the same. It fits in
 // Notice::detail; a list of very many ranks or tags is cut.

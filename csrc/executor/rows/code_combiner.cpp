@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "base/copy.h"
+#include "kernels/dispatch.h"
 
 namespace pycoll::executor {
 namespace {

@@ -1,5 +1,5 @@
 // Rows with codes: sums whose values codes hold exactly, residuals, and requests that do not fit.
-#include "kernels/codecs.h"
+#include "kernels/dispatch.h"
 #include "tests/cpp/engine/engine_ranks.h"
 
 using namespace pycoll;

@@ -9,7 +9,7 @@
 
 #include "base/prng.h"
 #include "base/types.h"
-#include "kernels/reduce.h"
+#include "kernels/dispatch.h"
 
 namespace pycoll::testing {
 

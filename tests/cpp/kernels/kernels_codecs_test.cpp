@@ -5,7 +5,7 @@
 #include <memory>
 
 #include "base/prng.h"
-#include "kernels/codecs.h"
+#include "kernels/dispatch.h"
 #include "tests/cpp/kernels/kernels_cases.h"
 #include "tests/cpp/support/check.h"
 

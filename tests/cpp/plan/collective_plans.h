@@ -9,7 +9,7 @@
 
 #include "base/prng.h"
 #include "executor/request.h"
-#include "kernels/reduce.h"
+#include "kernels/dispatch.h"
 #include "plan/image.h"
 #include "tests/cpp/plan/plan_builder.h"
 #include "tests/cpp/support/check.h"

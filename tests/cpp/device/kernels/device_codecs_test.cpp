@@ -6,8 +6,8 @@
 
 #include "base/prng.h"
 #include "device/kernels/codes/code_blocks.h"
-#include "kernels/codecs.h"
 #include "kernels/convert.h"
+#include "kernels/dispatch.h"
 #include "tests/cpp/device/emulator/emulator.h"
 #include "tests/cpp/support/check.h"
 

@@ -1,5 +1,5 @@
 // The exact words of every verdict, and how a timeout travels from rank to rank.
-#include "engine/diagnosis/verdict.h"
+#include "engine/diagnosis/guilty.h"
 
 #include <algorithm>
 #include <limits>

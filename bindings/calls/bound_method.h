@@ -1,5 +1,6 @@
-// Methods of pycoll.Communicator that try the native call first. They use CPython's own interface,
-// so a call creates no dictionary of arguments and no bound method.
+// Methods of pycoll.Communicator that try the native call first, and the same bound to a
+// communicator: `comm.all_reduce`, and `comm.all_reduce.bind(...)`. They use CPython's own
+// interface, so a call creates no dictionary of arguments and no bound method.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -55,19 +56,14 @@ template <typename Definition>
   return run_definition({self, kind, sorted}, definition);
 }
 
-// Calls method(self, ...) in Python. If `count` has PY_VECTORCALL_ARGUMENTS_OFFSET, the callee may
-// overwrite arguments[-1].
-[[nodiscard]] PyObject* call_definition(const MethodObject& method, PyObject* self,
-                                        PyObject* const* arguments, std::size_t count,
-                                        PyObject* names);
-
-[[nodiscard]] MethodObject* as_method(PyObject* object);  // nullptr unless it is a _core.Method
-
 // method.__get__(self): `self.name`, and `self.name.bind`. Without self, the method of the world. A
 // new reference, or nullptr with an error set.
 [[nodiscard]] PyObject* bind_method(MethodObject* method, PyObject* self);
 
-void bind_methods(pybind11::module_& module);
+// The method of the world's communicator. `find` is a Python function that returns the
+// communicator, or raises if none is set. A new reference, or nullptr with an error set.
+[[nodiscard]] PyObject* bind_to_world(MethodObject* method, PyObject* find);
+
 void bind_bound_methods(pybind11::module_& module);
 
 }  // namespace pycoll::bindings
