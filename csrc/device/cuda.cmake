@@ -1,5 +1,6 @@
-# kernels.cu becomes one fat binary that cuda.cpp embeds. nvcc is called directly, once per
-# architecture so that the calls run in parallel; the CUDA language of CMake would link its runtime.
+# kernels/kernels.cu becomes one fat binary that kernels/cuda.cpp embeds. nvcc is called directly,
+# once per architecture so that the calls run in parallel; the CUDA language of CMake would link its
+# runtime.
 # PYCOLL_CUDA: AUTO builds kernels where nvcc is found, ON fails without it, OFF leaves them out.
 set(PYCOLL_CUDA AUTO CACHE STRING "Build the CUDA kernels: AUTO, ON or OFF")
 set_property(CACHE PYCOLL_CUDA PROPERTY STRINGS AUTO ON OFF)
@@ -42,7 +43,7 @@ if(PYCOLL_HAVE_CUDA)
     list(APPEND headers device/kernels/${name}.h)
   endforeach()
   list(TRANSFORM headers PREPEND ${CMAKE_CURRENT_SOURCE_DIR}/)
-  set(cubin_script ${CMAKE_CURRENT_SOURCE_DIR}/device/kernels/cubin.cmake)
+  set(cubin_script ${CMAKE_CURRENT_SOURCE_DIR}/device/cubin.cmake)
   set(cubins)
   set(PYCOLL_CUDA_REPORTS)
   set(images)

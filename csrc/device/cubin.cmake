@@ -2,7 +2,7 @@
 # a script, with these definitions:
 #   nvcc          command line, without the options for files
 #   version       of nvcc
-#   sources       kernels.cu and the headers that it includes
+#   sources       kernels/kernels.cu and the headers that it includes
 #   architecture  sm_80 and the like
 #   folder        gets ARCHITECTURE.cubin, ARCHITECTURE.txt (registers) and ARCHITECTURE/kernels.ptx
 #   cache         folder of earlier results, named by a digest of all that they depend on, or empty
