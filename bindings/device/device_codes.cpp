@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "bindings/kernels/codec.h"
-#include "device/channels/channel_memory.h"
 #include "device/kernels/program.h"
+#include "device/memory/channel_memory.h"
 
 namespace pycoll::bindings {
 namespace {

@@ -7,8 +7,8 @@
 
 #include "base/bytes.h"
 #include "base/status.h"
-#include "device/channels/channel_memory.h"
 #include "device/kernels/program.h"
+#include "device/memory/channel_memory.h"
 #include "executor/request.h"
 
 namespace pycoll::device {

@@ -14,7 +14,7 @@
 
 #include "base/status.h"
 #include "device/binding.h"
-#include "device/channels/channel_memory.h"
+#include "device/memory/channel_memory.h"
 #include "executor/request.h"
 #include "plan/image.h"
 

@@ -16,8 +16,8 @@
 #include "device/binding.h"
 #include "device/channels/channels.h"
 #include "device/channels/registry.h"
-#include "device/channels/reserve.h"
 #include "device/driver/gpu.h"
+#include "device/memory/reserve.h"
 #include "device/messages.h"
 #include "device/watch.h"
 

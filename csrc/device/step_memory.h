@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "base/status.h"
-#include "device/channels/reserve.h"
 #include "device/channels/upload.h"
 #include "device/driver/gpu.h"
+#include "device/memory/reserve.h"
 
 namespace pycoll::device {
 

@@ -7,8 +7,8 @@
 #include <mutex>
 #include <utility>
 
-#include "device/channels/shared_memory.h"
 #include "device/kernels/kernels.h"
+#include "device/memory/shared_memory.h"
 #include "engine/diagnosis/verdict.h"
 
 namespace pycoll::device {

@@ -12,16 +12,16 @@
 
 #include "base/clock.h"
 #include "base/status.h"
-#include "device/channels/channel_memory.h"
 #include "device/channels/exchange.h"
 #include "device/channels/post.h"
+#include "device/channels/probe.h"
+#include "device/channels/proxied.h"
 #include "device/channels/reach.h"
-#include "device/channels/reserve.h"
 #include "device/channels/upload.h"
 #include "device/driver/gpu.h"
-#include "device/host_proxy/probe.h"
-#include "device/host_proxy/proxied.h"
 #include "device/host_proxy/proxy.h"
+#include "device/memory/channel_memory.h"
+#include "device/memory/reserve.h"
 
 namespace pycoll::device {
 

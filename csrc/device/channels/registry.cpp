@@ -5,7 +5,7 @@
 #include <cstring>
 #include <utility>
 
-#include "device/channels/shared_memory.h"
+#include "device/memory/shared_memory.h"
 #include "engine/diagnosis/verdict.h"
 
 namespace pycoll::device {

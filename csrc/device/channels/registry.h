@@ -17,10 +17,10 @@
 #include "base/status.h"
 #include "device/channels/channels.h"
 #include "device/channels/exchange.h"
-#include "device/channels/reserve.h"
 #include "device/channels/upload.h"
 #include "device/driver/gpu.h"
 #include "device/kernels/program.h"
+#include "device/memory/reserve.h"
 
 namespace pycoll::device {
 

@@ -7,9 +7,9 @@
 #include <utility>
 
 #include "base/status.h"
-#include "device/channels/reserve.h"
 #include "device/driver/gpu.h"
 #include "device/kernels/program.h"
+#include "device/memory/reserve.h"
 
 namespace pycoll::device {
 

@@ -5,6 +5,8 @@
 #include <map>
 #include <mutex>
 
+#include "device/kernels/codes/coding.h"
+
 namespace pycoll::device {
 namespace {
 

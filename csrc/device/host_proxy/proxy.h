@@ -10,7 +10,7 @@
 // Where a wire's cards read and write device memory, slots lie in device memory, and only headers
 // and counts pass through the host. Outgoing slots are released when the card has read them.
 // Headers of incoming slots are written when kernels see the bytes that the card wrote. Each end of
-// each direction lies on the device or not, as its rank allows; see proxied.h.
+// each direction lies on the device or not, as its rank allows; see channels/proxied.h.
 //
 // The proxy sends a segment only if the far end has a free slot, so no channel blocks another one
 // on their common wire. Up to 2 * kDepth segments of a channel are under way: one is reduced while
@@ -29,7 +29,7 @@
 
 #include "base/clock.h"
 #include "base/status.h"
-#include "device/channels/channel_memory.h"
+#include "device/memory/channel_memory.h"
 #include "transport/capabilities.h"
 
 namespace pycoll::device {

@@ -29,10 +29,10 @@
 
 #include "base/clock.h"
 #include "base/status.h"
-#include "device/channels/reserve.h"
 #include "device/driver/gpu.h"
 #include "device/driver/streams.h"
 #include "device/host_proxy/staging_message.h"
+#include "device/memory/reserve.h"
 #include "engine/operations/operation.h"
 #include "executor/request.h"
 

@@ -11,9 +11,9 @@
 #include <utility>
 
 #include "base/clock.h"
-#include "device/channels/reserve.h"
 #include "device/driver/gpu.h"
 #include "device/driver/streams.h"
+#include "device/memory/reserve.h"
 #include "engine/operations/operation.h"
 
 namespace pycoll::device {

@@ -3,7 +3,7 @@
 
 #include <functional>
 
-#include "device/channels/shared_memory.h"
+#include "device/memory/shared_memory.h"
 #include "tests/cpp/device/cuda_ranks.h"
 
 namespace pycoll {

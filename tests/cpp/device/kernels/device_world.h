@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "device/binding.h"
-#include "device/channels/channel_memory.h"
 #include "device/kernels/executor.h"
+#include "device/memory/channel_memory.h"
 #include "device/watch.h"
 #include "executor/request.h"
 #include "tests/cpp/device/emulator/emulator.h"

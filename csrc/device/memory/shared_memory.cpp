@@ -1,4 +1,4 @@
-#include "device/channels/shared_memory.h"
+#include "device/memory/shared_memory.h"
 
 #include <bit>
 #include <cstdint>

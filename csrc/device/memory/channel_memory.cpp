@@ -1,4 +1,4 @@
-#include "device/channels/channel_memory.h"
+#include "device/memory/channel_memory.h"
 
 #include <algorithm>
 #include <string>

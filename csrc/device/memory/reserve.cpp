@@ -1,4 +1,4 @@
-#include "device/channels/reserve.h"
+#include "device/memory/reserve.h"
 
 #include <algorithm>
 #include <bit>
@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "base/bytes.h"
-#include "device/channels/shared_memory.h"
 #include "device/kernels/program.h"
+#include "device/memory/shared_memory.h"
 
 namespace pycoll::device {
 namespace {

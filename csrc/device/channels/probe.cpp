@@ -1,4 +1,4 @@
-#include "device/host_proxy/probe.h"
+#include "device/channels/probe.h"
 
 #include <algorithm>
 #include <bit>

@@ -1,4 +1,4 @@
-#include "device/host_proxy/proxied.h"
+#include "device/channels/proxied.h"
 
 #include <algorithm>
 #include <bit>
@@ -8,8 +8,8 @@
 #include <thread>
 #include <utility>
 
+#include "device/channels/probe.h"
 #include "device/host_proxy/network_memory.h"
-#include "device/host_proxy/probe.h"
 
 namespace pycoll::device {
 namespace {
