@@ -584,6 +584,7 @@ OLD_WORDS = {
     r"hubs?|door ?keeper": "local rendezvous, admission",
     r"roster": "elastic rendezvous",
     r"misleads": "aliases_4k",
+    r"claim and copy": "prefetch and copy",
     r"signs? of (?:life|loss)": "heartbeats, loss detection",
 }
 #: Old names whose words are ordinary English with other meanings: a rank's pace, a flat array, a

@@ -78,7 +78,7 @@ void string_copy(std::byte* to, const std::byte* from, std::size_t bytes) {
 #endif
 }
 
-void claim_and_copy(std::byte* to, const std::byte* from, std::size_t bytes) {
+void prefetch_and_copy(std::byte* to, const std::byte* from, std::size_t bytes) {
   constexpr std::size_t kPiece = 1024, kAhead = 2 * kPiece;
   prefetch_for_write(to, std::min(bytes, kAhead));
   for (; bytes > kPiece; to += kPiece, from += kPiece, bytes -= kPiece) {

@@ -34,7 +34,7 @@ inline void copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes) 
 
 // copy_bytes() to cache lines that another core read last. It prefetches several lines for writing
 // at once, because plain stores would take them over one after the other.
-void claim_and_copy(std::byte* to, const std::byte* from, std::size_t bytes);
+void prefetch_and_copy(std::byte* to, const std::byte* from, std::size_t bytes);
 
 // Copies with one string instruction ("rep movsb"). It takes lines over from other caches without
 // reading them, and leaves them in this core's caches. memcpy on other processors.

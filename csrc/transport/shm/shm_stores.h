@@ -62,7 +62,7 @@ class Stores {
       return streams;
     }
     if (reader_core_ == nullptr) {
-      claim_and_copy(slot_buffer, from, bytes);
+      prefetch_and_copy(slot_buffer, from, bytes);
     } else {
       // With shared cores it is unknown which core's cache holds the lines: nothing is prefetched.
       copy_bytes(slot_buffer, from, bytes);

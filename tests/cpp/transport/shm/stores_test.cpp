@@ -66,14 +66,14 @@ TEST(copies_that_mislead_the_processor_copy_the_same) {
   }
 }
 
-TEST(claim_and_copy_copies_any_length_from_and_to_any_place) {
+TEST(prefetch_and_copy_copies_any_length_from_and_to_any_place) {
   const auto source = noise(6000, 13);
   std::vector<std::byte> slot_buffer(source.size() + 200);
   for (const std::size_t bytes : {0, 1, 63, 64, 1000, 1024, 1025, 2048, 3000, 3072, 3073, 5900}) {
     for (const std::size_t to : {0, 1, 40, 64}) {
       for (const std::size_t from : {0, 3, 64}) {
         std::fill(slot_buffer.begin(), slot_buffer.end(), kUntouched);
-        claim_and_copy(slot_buffer.data() + to, source.data() + from, bytes);
+        prefetch_and_copy(slot_buffer.data() + to, source.data() + from, bytes);
         for (std::size_t at = 0; at < slot_buffer.size(); ++at) {
           const bool inside = at >= to && at < to + bytes;
           const std::byte expected = inside ? source[from + at - to] : kUntouched;
