@@ -597,9 +597,9 @@ OLD_NAMES = {
     r"Coordinator": "Controller",
     r"ShownArray|ReusedMemory": "CopyOnWriteArray, BufferPool",
 }
-#: Names that keep an old word: settings of earlier editions, which still work, a variable of
-#: Hugging Face, and a constant of the native module.
-KEPT_NAMES = (*RENAMED, "HF_HUB_OFFLINE", "LENT_BYTES_MIN")
+#: Names that keep an old word: settings of earlier editions, which still work, and a variable of
+#: Hugging Face.
+KEPT_NAMES = (*RENAMED, "HF_HUB_OFFLINE")
 _WORD_ENDS = re.compile(r"_|(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 

@@ -44,7 +44,7 @@ const std::byte* at(const py::int_& address) {
 }  // namespace
 
 void bind_memory(py::module_& module) {
-  module.attr("LENT_BYTES_MIN") = transport::kUncopiedBytesMin;
+  module.attr("UNCOPIED_BYTES_MIN") = transport::kUncopiedBytesMin;
   py::class_<numpy::SharedArrays>(module, "SharedArrays")
       .def(py::init<>())
       .def_property_readonly("refusal", &numpy::SharedArrays::refusal);

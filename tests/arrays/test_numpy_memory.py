@@ -65,7 +65,7 @@ def test_structures_are_laid_out_as_numpy_has_them() -> None:
 
 def test_the_cost_model_knows_from_which_size_on() -> None:
     assert _core.SHARED_BYTES_MIN == model.REACHED_BYTES
-    assert _core.LENT_BYTES_MIN == model.UNCOPIED_BYTES
+    assert _core.UNCOPIED_BYTES_MIN == model.UNCOPIED_BYTES
 
 
 def check_who_is_reachable(comm: Comm) -> None:
