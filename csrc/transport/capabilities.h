@@ -41,7 +41,8 @@ struct SourceRecord : Capability {
   [[nodiscard]] virtual bool reads(const std::byte* data, std::size_t bytes) = 0;
 };
 
-// The peer reads a payload in this rank's memory.
+// The peer reads a payload in this rank's memory. A channel with this ability has a SourceRecord,
+// so that a caller who waits for handed-over memory does not wait for the peer's reads.
 struct ZeroCopySender : Capability {
   // Whether the peer can read this memory in place now, and whether a zero-copy read is faster than
   // a copy. `fresh`: this rank wrote the memory a moment ago, as the results of a reduction are.

@@ -25,6 +25,7 @@ void every_ability_is_there_or_nullptr(const Medium& medium) {
   CHECK((send.store_hints != nullptr) == has.store_hints, "StoreHints");
   CHECK((send.sources != nullptr) == has.sources, "SourceRecord");
   CHECK((send.zero_copy != nullptr) == has.zero_copy, "ZeroCopySender");
+  CHECK(send.zero_copy == nullptr || send.sources != nullptr, "exposes, and has no SourceRecord");
   CHECK((recv.zero_copy != nullptr) == has.withdrawal, "ZeroCopyReceiver");
   CHECK((send.direct_writer != nullptr) == has.direct_writes, "DirectWriter");
   CHECK((recv.windows != nullptr) == has.direct_writes, "WriteWindows");
@@ -195,6 +196,40 @@ void a_peer_hears_that_there_is_no_window(const Medium& medium) {
   }
 }
 
+void a_window_is_for_one_agreement(const Medium& medium) {
+  Block window(kSegmentBytesMax);
+  World world(medium, 2, seed_of(73));
+  transport::DirectWriter& writer = *world.send(0, 1, 4).capabilities().direct_writer;
+  transport::WriteWindows& windows = *world.recv(1, 0, 4).capabilities().windows;
+  const SegmentHeader header = header_for(7, 0, kSegmentBytesMax);
+  windows.open_window({header.sequence, header.agreement + 1, 1, window.data(), window.bytes()});
+  world.settle("the answer", [&] { return writer.is_answered(header); });
+  CHECK(writer.find_window(header, {0, 0}) == nullptr, "a window of another agreement");
+  SegmentHeader agreed = header;
+  ++agreed.agreement;
+  CHECK(writer.find_window(agreed, {0, 0}) != nullptr, "no window of this agreement");
+}
+
+void a_failed_receiver_revokes_its_window(const Medium& medium) {
+  auto window = std::make_unique<Block>(kSegmentBytesMax);
+  const std::byte* const memory = window->data();
+  World world(medium, 2, seed_of(74));
+  transport::DirectWriter& writer = *world.send(0, 1, 4).capabilities().direct_writer;
+  transport::WriteWindows& windows = *world.recv(1, 0, 4).capabilities().windows;
+  const SegmentHeader header = header_for(7, 0, kSegmentBytesMax);
+  windows.open_window({header.sequence, header.agreement, 1, window->data(), window->bytes()});
+  world.settle("the window", [&] { return writer.is_answered(header); });
+  CHECK(writer.find_window(header, {0, 0}) != nullptr, "before the failure");
+  world.at(1).let_go(transport::LetGo::kHandedOver);
+  CHECK(writer.find_window(header, {0, 0}) != nullptr, "handed-over memory was given up only");
+  world.at(1).let_go(transport::LetGo::kAll);
+  world.settle("the end of the window",
+               [&] { return writer.find_window(header, {0, 0}) == nullptr; });
+  window.reset();
+  Block later(kSegmentBytesMax);  // the peer may still write into the window
+  CHECK(later.data() != memory, "the memory of a revoked window is allocated again");
+}
+
 // --- RegionSender, Regions
 
 // Pages of this process, named by their address: Soft-RoCE registers no dma-buf.
@@ -279,6 +314,27 @@ void unsent_output_leaves_by_poll(const Medium& medium) {
   }
 }
 
+void output_that_the_peer_does_not_take_is_unsent(const Medium& medium) {
+  World world(medium, 2, seed_of(75));
+  transport::OutputQueue& output = *world.at(0).capabilities().output;
+  std::uint64_t sent[kChannelsMax] = {};
+  for (std::uint32_t channel = 0; channel < kChannelsMax; ++channel) {
+    while (!output.has_unsent() &&
+           try_send(world.send(0, 1, channel), 76, sent[channel], kSegmentBytesMax)) {
+      ++sent[channel];
+    }
+  }
+  CHECK(output.has_unsent(), "all channels are full, the peer has taken nothing");
+  for (std::uint32_t channel = 0; channel < kChannelsMax; ++channel) {
+    for (std::uint64_t index = 0; index < sent[channel]; ++index) {
+      world.settle("a segment", [&] {
+        return try_receive(world.recv(1, 0, channel), 76, index, kSegmentBytesMax);
+      });
+    }
+  }
+  world.settle("the output", [&] { return !output.has_unsent(); });
+}
+
 // --- TransportCapabilities::shows_without_poll
 
 void segments_and_slots_show_without_poll(const Medium& medium) {
@@ -302,11 +358,14 @@ std::vector<Case> cases_about_capabilities(const Abilities& has) {
   add(has.zero_copy, {PYCOLL_CASE(exposed_payloads_arrive_unchanged)});
   add(has.withdrawal, {PYCOLL_CASE(a_failed_sender_withdraws_what_it_exposed)});
   add(has.direct_writes, {PYCOLL_CASE(direct_writes_arrive_in_the_window),
-                          PYCOLL_CASE(a_peer_hears_that_there_is_no_window)});
+                          PYCOLL_CASE(a_peer_hears_that_there_is_no_window),
+                          PYCOLL_CASE(a_window_is_for_one_agreement),
+                          PYCOLL_CASE(a_failed_receiver_revokes_its_window)});
   add(has.multicast, cases_about_multicast());
   add(has.regions, {PYCOLL_CASE(payloads_go_from_and_to_regions_and_slot_buffers)});
   add(has.core_hints, {PYCOLL_CASE(peers_learn_the_core_of_a_rank)});
-  add(has.output, {PYCOLL_CASE(unsent_output_leaves_by_poll)});
+  add(has.output, {PYCOLL_CASE(unsent_output_leaves_by_poll),
+                   PYCOLL_CASE(output_that_the_peer_does_not_take_is_unsent)});
   add(has.shows_without_poll, {PYCOLL_CASE(segments_and_slots_show_without_poll)});
   return cases;
 }
