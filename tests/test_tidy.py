@@ -508,7 +508,6 @@ def test_pure_rooms_need_no_native_code() -> None:
 LARGE_FOLDERS = {
     "docs/decisions": "a file for each decision",
     "bench": "a script for each question, with what it starts",
-    "csrc/device/kernels": "19 sources of one unit of nvcc, with the two scripts that build it",
     "tests/fuzz/corpus/frame": "a file for each seed of a fuzzer",
     "tests/fuzz/corpus/mailbox": "a file for each seed of a fuzzer",
     "tests/fuzz/corpus/plan": "a file for each seed of a fuzzer",

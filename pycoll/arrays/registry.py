@@ -248,7 +248,8 @@ def empty(shape: int | Shape, dtype: Any = np.float32) -> np.ndarray[Any, np.dty
     try:
         if nbytes > _MAPPED_MAX:
             raise MemoryError
-        memory = _reachable(nbytes) if nbytes >= _core.UNCOPIED_BYTES_MIN else aligned_memory(nbytes)
+        is_long = nbytes >= _core.UNCOPIED_BYTES_MIN
+        memory = _reachable(nbytes) if is_long else aligned_memory(nbytes)
         return memory.view(target).reshape(axes)
     except (MemoryError, OSError, ValueError):
         raise InvalidArgumentError(
