@@ -33,7 +33,7 @@ from pycoll.bootstrap.rendezvous import elastic_worker
 from pycoll.bootstrap.rendezvous.exchange import Exchange, MpiExchange, SoloExchange
 from pycoll.bootstrap.rendezvous.store import join_store, join_unix
 from pycoll.bootstrap.rendezvous.torch_store import open_torch_store
-from pycoll.config import RANKS_MAX, SECRET_LENGTH_MIN, Config, with_new_names
+from pycoll.config import RANKS_MAX, RENAMED, SECRET_LENGTH_MIN, Config, with_new_names
 from pycoll.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ def _refuse_worker(env: Mapping[str, str]) -> None:
             outer = file.read().split(b"\0")
     except OSError:
         return
-    for name in _PLACES:
+    for name in (*_PLACES, *RENAMED):
         if name in env and f"{name}={env[name]}".encode() in outer:
             raise InvalidArgumentError(
                 f"init() runs in a worker process that has {name}={env[name]} from the rank that "
