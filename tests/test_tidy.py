@@ -407,7 +407,7 @@ ROOMS: dict[str, set[str]] = {
     "schedule": {"errors"},
     "algorithms": {"errors", "schedule"},
     "plan": {"schedule"},
-    "cost": {"errors", "config", "untrusted", "schedule", "algorithms"},
+    "cost": {"errors", "config", "untrusted", "schedule", "algorithms", "plan"},
     "bootstrap": {"errors", "config", "untrusted", "doors"},
     "arrays": EVERYBODY | {"_core"},
     "compress": EVERYBODY | {"_core", "ops", "arrays"},

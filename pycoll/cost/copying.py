@@ -5,8 +5,8 @@ makes it. The root of a gather receives from everybody, so its peers write. The 
 to one peer has nothing else to do, so both copy a half. Otherwise receivers read, all at the same
 time, unless the message exceeds the caches: then the sender writes past its caches.
 
-`choose_copies` is a function of values that are equal on all ranks. Lowering stores its result in
-the rows (`pycoll.plan.lowering`), and the model counts with the same result.
+`choose_copies` is a function of values that are equal on all ranks, and the only choice. Lowering
+makes the strategy of each row from its result, and profiles count with the same result.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ def choose_copies(collective: Collective, size: int, nbytes: int, parameters: Pa
     large = nbytes >= parameters.inside.cache_bytes
     busy = CopyStrategy.SENDER if large else CopyStrategy.RECEIVER
     several = nbytes > size * parameters.segment_bytes
-    return Copies(choose_idle(collective, several, parameters.per_core > 1), busy)
+    return Copies(_choose_idle(collective, several, parameters.per_core > 1), busy)
 
 
-def choose_idle(collective: Collective, several: bool, shares_cores: bool) -> CopyStrategy:
+def _choose_idle(collective: Collective, several: bool, shares_cores: bool) -> CopyStrategy:
     """The side that copies the data of ranks that receive nothing.
 
     ``several``: a block of the message has several segments. A single one is read as quickly in
@@ -66,19 +66,21 @@ def kept_by(collective: Collective, size: int) -> float:
     return (0.5 if collective is Collective.REDUCE_SCATTER else 1.0) / size
 
 
-def copied_in_place(collective: Collective, size: int, cost: Cost, idle: CopyStrategy) -> float:
+def copied_in_place(collective: Collective, size: int, cost: Cost, copies: Copies) -> float:
     """The bytes that the busiest core copies where peers reach each other's memory, in units of n.
 
-    ``idle``: the side that copies the data of ranks that receive nothing. The receiver copies in
-    addition to its own block, but the root of a scatter receives nothing, and the root of a gather
-    sends nothing. SPLIT halves the copies of two ranks; more receivers read the same memory.
+    The receiver copies in addition to its own block, but the root of a scatter receives nothing,
+    and the root of a gather sends nothing. SPLIT halves the copies of two ranks, and those of each
+    leaf of a gather; more receivers of a broadcast read the same memory. Busy ranks send about as
+    much as they receive, so their side does not count.
     """
     kept = kept_by(collective, size)
     sent, received = float(cost.sent), float(cost.received)
-    if collective is Collective.GATHER and idle is not CopyStrategy.RECEIVER:
-        return max(sent, kept)
+    if collective is Collective.GATHER and copies.idle is not CopyStrategy.RECEIVER:
+        split = copies.idle is CopyStrategy.SPLIT
+        return max(sent / 2, received / 2 + kept) if split else max(sent, kept)
     if collective is Collective.SCATTER:
         return max(received, kept)
-    if collective is Collective.BROADCAST and size == 2 and idle is CopyStrategy.SPLIT:
+    if collective is Collective.BROADCAST and size == 2 and copies.idle is CopyStrategy.SPLIT:
         return received / 2
     return received + kept

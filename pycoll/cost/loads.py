@@ -14,6 +14,7 @@ from pycoll.schedule.collectives import Collective
 if TYPE_CHECKING:
     from pycoll.algorithms import Algorithm
     from pycoll.algorithms.formulas import Cost
+    from pycoll.schedule.copies import Copies
     from pycoll.schedule.language import Schedule, Transfer
     from pycoll.schedule.topology import Topology
 
@@ -65,21 +66,22 @@ def answers_expected(schedule: Schedule) -> dict[tuple[int, int], int]:
     }
 
 
-def profile_of_domains(schedule: Schedule, topology: Topology) -> Profile:
+def profile_of_domains(schedule: Schedule, topology: Topology, copies: Copies) -> Profile:
     """The profile on one host, whose domains are the hosts of ``topology``.
 
     ``fetched`` counts what the busiest rank copies, inside and across, where memory is reached.
     """
     found = profile_of_schedule(schedule, topology)
-    copies, chunks = SharedCopies(schedule, topology.levels[0]), message_chunks(schedule)
+    shared = SharedCopies(schedule, topology.levels[0], copies)
+    chunks = message_chunks(schedule)
     steps: dict[int, list[Transfer]] = defaultdict(list)
     for t in schedule.transfers:
         steps[t.step].append(t)
     kept = kept_by(schedule.collective, schedule.size)
-    each = [copies.busiest(transfers) for transfers in steps.values()]
+    each = [shared.busiest(transfers) for transfers in steps.values()]
     in_steps = Copied(sum(one.inside for one in each), sum(one.across for one in each))
-    first = max(in_steps, copies.longest_path(), key=lambda one: one.weight)
-    for loads, one in ((found.first, first), (found.period, copies.busiest(schedule.transfers))):
+    first = max(in_steps, shared.longest_path(), key=lambda one: one.weight)
+    for loads, one in ((found.first, first), (found.period, shared.busiest(schedule.transfers))):
         loads[0].fetched = one.inside / chunks + kept
         loads[1].fetched = one.across / chunks
     return found._replace(domains=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from pycoll.cost.copying import choose_idle, copied_in_place, kept_by
+from pycoll.cost.copying import copied_in_place, kept_by
 from pycoll.cost.extrapolation import extrapolate
 from pycoll.cost.loads import (
     SCHEDULE_SIZE_MAX,
@@ -23,9 +23,11 @@ from pycoll.cost.loads import (
 from pycoll.cost.model import Load, Profile
 from pycoll.cost.oversubscription import Turns, turns_of
 from pycoll.schedule.collectives import Collective
+from pycoll.schedule.copies import USUAL
 
 if TYPE_CHECKING:
     from pycoll.algorithms import Algorithm
+    from pycoll.schedule.copies import Copies
     from pycoll.schedule.topology import Topology
 
 
@@ -35,21 +37,23 @@ def profile(
     topology: Topology,
     oversubscribed: bool = False,
     domains: bool = False,
+    copies: Copies = USUAL,
 ) -> Profile:
     """The work of the algorithm on this topology, with root 0.
 
-    If ``oversubscribed`` is set, ranks share cores, and the profile includes the balance of the
-    work. ``domains``: the hosts of ``topology`` are domains of one host.
+    ``copies``: what `choose_copies` chose for the plan. It counts where all ranks are on one host
+    and read in place. If ``oversubscribed`` is set, ranks share cores, and the profile includes the
+    balance of the work. ``domains``: the hosts of ``topology`` are domains of one host.
     """
     size = topology.size
     counted = len(topology.hosts) > 1 and size <= SCHEDULE_SIZE_MAX
     # Formulas count the busiest rank, and servers are busy with other work than workers.
-    if domains and counted:
-        found = profile_of_domains(algorithm.build(size, topology=topology), topology)
+    if domains and counted and algorithm.exposes:
+        found = profile_of_domains(algorithm.build(size, topology=topology), topology, copies)
     elif topology.servers or counted:
         found = profile_of_schedule(algorithm.build(size, topology=topology), topology)
     else:
-        found = profile_of_costs(algorithm, topology, oversubscribed)
+        found = profile_of_costs(algorithm, topology, copies)
     alone = len(topology.hosts) == 1
     takes_turns = oversubscribed and alone and size <= SCHEDULE_SIZE_MAX
     turns = turns_of(algorithm.build(size, topology=topology)) if takes_turns else Turns()
@@ -62,9 +66,7 @@ def profile(
     )
 
 
-def profile_of_costs(
-    algorithm: Algorithm, topology: Topology, oversubscribed: bool = False
-) -> Profile:
+def profile_of_costs(algorithm: Algorithm, topology: Topology, copies: Copies = USUAL) -> Profile:
     """The profile from the formula; on several hosts it is extrapolated from smaller schedules."""
     if len(topology.hosts) > 1:
         return extrapolate(algorithm, topology)
@@ -75,13 +77,8 @@ def profile_of_costs(
     collective, size = algorithm.collective, topology.size
     for load in (first, period):
         load.moved += kept_by(collective, size)
-    one, several = (
-        copied_in_place(collective, size, cost, choose_idle(collective, tiles > 1, oversubscribed))
-        for tiles in (1, 2)
-    )
+    copied = copied_in_place(collective, size, cost, copies)
     # The memory of one rank serves at most two concurrent readers at full speed.
-    period.fetched = max(several, float(cost.handled) / 2)
+    period.fetched = max(copied, float(cost.handled) / 2)
     first.fetched = max(period.fetched, cost.steps / cost.chunks)
-    if one > several:
-        first.fetched = one
     return Profile((first, Load()), (period, Load()), cost.chunks)

@@ -13,11 +13,13 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from pycoll.algorithms import SERVED, TABLE, Algorithm, lookup
+from pycoll.cost.copying import choose_copies
 from pycoll.cost.loads import SCHEDULE_SIZE_MAX
 from pycoll.cost.model import DEFAULT, Link, Parameters, Profile
 from pycoll.cost.profiles import profile
 from pycoll.errors import InvalidArgumentError
 from pycoll.schedule.collectives import REDUCING, Collective
+from pycoll.schedule.copies import USUAL
 from pycoll.schedule.topology import Topology
 
 #: Hierarchies that are candidates in addition to the default one.
@@ -318,7 +320,10 @@ def predict(
     groups, links = _followed_links(topology, parameters)
     # choose() may pass a topology whose hosts are domains. Only the links show that.
     domains = links.across.reach > 0
-    shape = profile(lookup(collective, name), groups, parameters.per_core > 1, domains)
+    one_host = domains or len(groups.hosts) == 1
+    # Between hosts no side is counted, so one profile serves all sizes.
+    copies = choose_copies(collective, groups.size, nbytes, links) if one_host else USUAL
+    shape = profile(lookup(collective, name), groups, parameters.per_core > 1, domains, copies)
     if memory == ORDINARY:
         shape = shape._replace(exposes=False)
     return shape.seconds(moved, links)

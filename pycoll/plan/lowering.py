@@ -9,6 +9,9 @@ transfers.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import NamedTuple
+
 from pycoll.plan import plan_format
 from pycoll.plan.plan_format import (
     ANNOUNCE_WINDOW,
@@ -29,7 +32,7 @@ from pycoll.plan.plan_format import (
 )
 from pycoll.plan.row_builder import FOREVER, RowBuilder, RowBuilding
 from pycoll.schedule.collectives import FROM_ROOT, REDUCING, ROOTED, TO_ROOT, Collective
-from pycoll.schedule.copies import Copies, CopyStrategy
+from pycoll.schedule.copies import USUAL, Copies, CopyStrategy
 from pycoll.schedule.language import LANES_MAX, TOKEN, Schedule, ScheduleError, Transfer
 
 #: Collectives that divide the result for ``avg``; the flag final marks rows that complete a value.
@@ -49,12 +52,11 @@ IN_PLACE = frozenset(
 #: Collectives in which some ranks only send unchanged data. Such a rank may wait for write windows,
 #: so receivers announce theirs.
 ANNOUNCING = ROOTED - REDUCING
-_USUAL = Copies()
 #: A rank that splits copies has at most this many receivers; for more it would copy too much.
 _SPLITTING_PEERS_MAX = 2
 
 
-def lower(schedule: Schedule, rank: int, copies: Copies = _USUAL) -> bytes:
+def lower(schedule: Schedule, rank: int, copies: Copies = USUAL) -> bytes:
     """Returns the plan of ``rank``.
 
     ``schedule``: the whole schedule, or only the transfers of ``rank``.
@@ -73,16 +75,55 @@ def lower(schedule: Schedule, rank: int, copies: Copies = _USUAL) -> bytes:
     return plan_format.pack(_Placing(building, copies).plan())
 
 
-def lower_all(schedule: Schedule, copies: Copies = _USUAL) -> list[bytes]:
+def lower_all(schedule: Schedule, copies: Copies = USUAL) -> list[bytes]:
     """The plans of all ranks."""
+    return [lower(part, rank, copies) for rank, part in enumerate(_parts(schedule))]
+
+
+def _parts(schedule: Schedule) -> list[Schedule]:
+    """The schedules of all ranks, each with the transfers of one rank."""
     mine: list[list[Transfer]] = [[] for _ in range(schedule.size)]
     for t in schedule.transfers:
         mine[t.source].append(t)
         if t.destination != t.source:
             mine[t.destination].append(t)
     return [
-        lower(schedule._replace(transfers=tuple(transfers), only=rank), rank, copies)
+        schedule._replace(transfers=tuple(transfers), only=rank)
         for rank, transfers in enumerate(mine)
+    ]
+
+
+class SendingRow(NamedTuple):
+    """The row of the source that sends a transfer: its rank, its number there, and its strategy.
+
+    ``row`` counts the rows of the rank in the order in which they are built.
+    """
+
+    rank: int
+    row: int
+    copies: CopyStrategy
+
+
+def sending_rows(schedule: Schedule, copies: Copies) -> list[SendingRow | None]:
+    """The row that sends each transfer of ``schedule``; None for a move inside a rank.
+
+    The rows have the strategies that `lower_all` stores. Raises ScheduleError as `lower` does.
+    """
+    senders: dict[tuple[int, Channel], Iterator[SendingRow]] = {}
+    for rank, part in enumerate(_parts(schedule)):
+        building = RowBuilding(part, rank)
+        building.run()
+        placing = _Placing(building, copies)
+        rows = [
+            SendingRow(rank, i, placing.copy_strategy(one)) for i, one in enumerate(placing.rows)
+        ]
+        for channel, sends in building.sends.items():
+            senders[rank, channel] = iter([rows[row] for row, _ in sends])
+    return [
+        None
+        if t.source == t.destination
+        else next(senders[t.source, Channel(t.destination, t.lane, 1)])
+        for t in schedule.transfers
     ]
 
 
@@ -285,7 +326,7 @@ class _Placing:
                 flags |= ZERO_COPY
             if target is Buffer.OUTPUT and self._may_write_directly(builder, target_slot):
                 flags |= DIRECT_WRITE
-        copies = self._copy_strategy(builder)
+        copies = self.copy_strategy(builder)
         if self.is_idle and copies is not CopyStrategy.RECEIVER:
             flags |= AWAIT_WINDOW
         if builder.recv and builder.chunk != TOKEN and self.schedule.collective in ANNOUNCING:
@@ -328,7 +369,7 @@ class _Placing:
                 )
         return recv, send, local
 
-    def _copy_strategy(self, builder: RowBuilder) -> CopyStrategy:
+    def copy_strategy(self, builder: RowBuilder) -> CopyStrategy:
         """The side that copies the segments that this row sends, where both sides could.
 
         Segments that this rank has just received or combined are in its caches, so it writes them.

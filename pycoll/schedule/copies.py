@@ -35,3 +35,7 @@ class Copies(NamedTuple):
 
     idle: CopyStrategy = CopyStrategy.RECEIVER
     busy: CopyStrategy = CopyStrategy.SENDER
+
+
+#: The strategies of plans for which nobody has chosen.
+USUAL = Copies()

@@ -6,6 +6,7 @@ import pytest
 
 from pycoll.algorithms import TABLE, lookup
 from pycoll.cost import model, profiles
+from pycoll.cost.copying import choose_copies
 from pycoll.cost.loads import profile_of_schedule
 from pycoll.cost.model import DEFAULT, Link, Parameters, Terms
 from pycoll.cost.oversubscription import Turns, turns_of
@@ -57,7 +58,8 @@ def test_a_core_inside_a_host_copies_both_ways(kind: Collective, name: str, move
 def test_where_memory_is_reached_receivers_copy(
     kind: Collective, size: int, fetched: float
 ) -> None:
-    shape = profiles.profile(TABLE[kind]["direct"], single_host(size))
+    copies = choose_copies(kind, size, 1 << 26, DEFAULT)
+    shape = profiles.profile(TABLE[kind]["direct"], single_host(size), copies=copies)
     assert shape.period[0].fetched == pytest.approx(fetched)
     inside, _ = shape.terms(1 << 26)
     assert inside.moved == inside.reached == pytest.approx(fetched * (1 << 26), rel=0.02)
@@ -77,9 +79,16 @@ def test_a_scatter_is_two_operations() -> None:
 
 
 def test_a_short_gather_is_fetched_by_the_root_and_a_long_one_put_by_leaves() -> None:
-    shape = profiles.profile(TABLE[Collective.GATHER]["direct"], single_host(2))
-    assert shape.first[0].fetched == pytest.approx(1.0)
-    assert shape.period[0].fetched == pytest.approx(0.5)
+    direct, segment = TABLE[Collective.GATHER]["direct"], DEFAULT.segment_bytes
+    short, long = (
+        profiles.profile(direct, single_host(2), copies=copies)
+        for copies in (
+            choose_copies(Collective.GATHER, 2, nbytes, DEFAULT)
+            for nbytes in (2 * segment, 2 * segment + 1)
+        )
+    )
+    assert short.first[0].fetched == pytest.approx(1.0)
+    assert long.period[0].fetched == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize(

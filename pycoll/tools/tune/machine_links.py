@@ -34,7 +34,8 @@ from pycoll.algorithms import lookup
 from pycoll.bootstrap.discovery.cores import core_count
 from pycoll.config import DEFAULT_TRANSPORTS, Config
 from pycoll.cost import slot_stores, tuning_file
-from pycoll.cost.model import LINKS, REACHED_BYTES, SEGMENT_BYTES, Parameters
+from pycoll.cost.copying import choose_copies
+from pycoll.cost.model import DEFAULT, LINKS, REACHED_BYTES, SEGMENT_BYTES, Parameters
 from pycoll.cost.profiles import profile
 from pycoll.cost.selection import (
     MEMORIES,
@@ -142,11 +143,14 @@ class Case:
 
     def observation(self, seconds: float) -> Observation:
         """The observation of this case: the time, and the costs of the case by the model."""
-        algorithm = lookup(Collective[self.collective.upper()], self.algorithm)
+        kind = Collective[self.collective.upper()]
+        algorithm = lookup(kind, self.algorithm)
         topology = (
             Topology.even(self.ranks, self.ranks) if self.concurrent else single_host(self.ranks)
         )
-        shape = profile(algorithm, topology)
+        links = DEFAULT._replace(segment_bytes=self.segment_bytes)
+        copies = choose_copies(kind, self.ranks, self.nbytes, links)
+        shape = profile(algorithm, topology, copies=copies)
         if self.memory == ORDINARY:
             shape = shape._replace(exposes=False)
         inside, across = shape.terms(self.nbytes, self.segment_bytes)
