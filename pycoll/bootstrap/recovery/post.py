@@ -79,10 +79,12 @@ class Post:
         self.key = key
         self._rank = rank
         mine = identities[rank].machine
-        #: By rank: (family, address) of its mailbox; none for a rank that offers none.
+        #: By rank: (family, address) of its mailbox; none for a rank that offers none. The address
+        #: of a unix socket is None: `_name` computes it for each message, since most mailboxes
+        #: never send one.
         self._targets: list[list[tuple[int, Any]]] = [
-            [(int(socket.AF_UNIX), self._name(r))] if identity.machine == mine else []
-            for r, identity in enumerate(identities)
+            [(int(socket.AF_UNIX), None)] if identity.machine == mine else []
+            for identity in identities
         ]
         #: By rank: how many of the addresses prove that it is gone if all of these refuse: those in
         #: networks of this rank, which come first, or all if none is.
@@ -175,7 +177,7 @@ class Post:
         letter = _Letter(end_with_process(sock), rank, data, place)
         sock.setblocking(False)
         try:
-            sock.connect(address)
+            sock.connect(self._name(rank) if address is None else address)
             # Only a unix socket connects at once. Its peer's system takes the whole message or,
             # with a full backlog or buffer, nothing that counts.
             sock.send(data)
