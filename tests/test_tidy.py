@@ -410,7 +410,7 @@ ROOMS: dict[str, set[str]] = {
     "cost": {"errors", "config", "untrusted", "schedule", "algorithms", "plan"},
     "bootstrap": {"errors", "config", "untrusted", "doors"},
     "arrays": EVERYBODY | {"_core"},
-    "compress": EVERYBODY | {"_core", "ops", "arrays"},
+    "compress": EVERYBODY | {"_core", "ops", "cost", "arrays"},
     "device": EVERYBODY | {"_core", "ops", "schedule", "plan", "arrays", "bootstrap"},
     "comm": EVERYBODY
     | {"_core", "ops", "schedule", "algorithms", "plan", "cost", "arrays", "bootstrap", "device"}

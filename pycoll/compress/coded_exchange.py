@@ -25,6 +25,7 @@ import numpy as np
 
 from pycoll.arrays.rows import shares
 from pycoll.compress.codec import Array
+from pycoll.cost.codec_costs import NUMBER_BYTES, inline_bytes
 from pycoll.errors import (
     InvalidArgumentError,
     MismatchError,
@@ -35,10 +36,6 @@ from pycoll.errors import (
 
 #: The bytes of a description that an error shows.
 _TEXT_BYTES = 200
-#: The bytes of codes that travel behind a head, for one rank and for all of them.
-_INLINE_BYTES = 1024
-_INLINE_BYTES_OF_ALL = 32 << 10
-_WORD_BYTES = 8
 #: The codes of a rank that sends none.
 NO_CODES = np.empty(0, np.uint8)
 
@@ -235,11 +232,6 @@ def _raise_failures(mine: Encoded, failed: list[tuple[int, int]], name: str) -> 
     raise ReductionError(why, rank=rank, ranks=ranks, operation=name)
 
 
-def inline_bytes(size: int) -> int:
-    """Return the bytes of codes that travel behind a head, a function of the ranks alone."""
-    return min(_INLINE_BYTES, _INLINE_BYTES_OF_ALL // size // _WORD_BYTES * _WORD_BYTES)
-
-
 def _slot(head: Array, codes: Array, space: int) -> Array:
     """Return a head and the first codes behind it, a single axis of one length on all ranks."""
     slot = np.zeros(head.nbytes + space, np.uint8)
@@ -251,7 +243,7 @@ def _slot(head: Array, codes: Array, space: int) -> Array:
 
 def _heads(slots: Array, numbers: int) -> Array:
     """Return the heads of some slots, a row of so many numbers each."""
-    heads = np.ascontiguousarray(slots[:, : _WORD_BYTES * numbers])
+    heads = np.ascontiguousarray(slots[:, : NUMBER_BYTES * numbers])
     return heads.view(np.int64)
 
 
@@ -264,7 +256,7 @@ def _describe(name: str, facts: Sequence[Any]) -> bytes:
 
 
 def _tag(told: bytes) -> int:
-    digest = hashlib.blake2b(told, digest_size=_WORD_BYTES).digest()
+    digest = hashlib.blake2b(told, digest_size=NUMBER_BYTES).digest()
     return int.from_bytes(digest, "little", signed=True)
 
 

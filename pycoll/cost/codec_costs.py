@@ -48,7 +48,7 @@ from pycoll.schedule.topology import Topology, single_host
 #: rank; as values at places that all ranks have in common.
 DENSE, PLACES, COMMON = "dense", "places", "common"
 #: The bytes of a number in the heads of messages, and the numbers in those of replies.
-HEAD_BYTES = 8
+NUMBER_BYTES = 8
 _REPLY_NUMBERS = 4
 #: The bytes of codes behind a head, for one rank and for all of them.
 _INLINE_BYTES = 1024
@@ -142,7 +142,7 @@ def _composed_cost(
             wire += wire_bytes(collective, name, among, length, parameters)
 
     space = inline_bytes(size)
-    heads, slow = HEAD_BYTES * (2 + size) + space, max(parameters.per_core, 1.0)
+    heads, slow = NUMBER_BYTES * (2 + size) + space, max(parameters.per_core, 1.0)
     add(Collective.ALL_TO_ALL, heads * size)
     rate = rate_of(coded.name, parameters)
     if coded.way == COMMON:
@@ -160,7 +160,7 @@ def _composed_cost(
     # All columns move codes at the same time, over the same links.
     codes, owners = coded.ratio * nbytes, shards * column.size
     add(Collective.ALL_TO_ALL, codes - space * owners, column)
-    add(Collective.ALL_GATHER, (HEAD_BYTES * _REPLY_NUMBERS + space) * size)
+    add(Collective.ALL_GATHER, (NUMBER_BYTES * _REPLY_NUMBERS + space) * size)
     # At worst no two ranks send the same place; longer sums travel as plain values.
     sums = min(column.size * coded.ratio, 1.0) * nbytes
     add(Collective.ALL_GATHER, sums - space * owners)
@@ -169,8 +169,11 @@ def _composed_cost(
 
 
 def inline_bytes(size: int) -> int:
-    """The bytes of codes behind a head, in the messages of composed codecs among ``size`` ranks."""
-    return min(_INLINE_BYTES, _INLINE_BYTES_OF_ALL // size // HEAD_BYTES * HEAD_BYTES)
+    """The bytes of codes behind a head, in the messages of composed codecs among ``size`` ranks.
+
+    It depends on the ranks alone, so all of them send first messages of one length.
+    """
+    return min(_INLINE_BYTES, _INLINE_BYTES_OF_ALL // size // NUMBER_BYTES * NUMBER_BYTES)
 
 
 def _shares(collective: Collective, topology: Topology, between_hosts: bool) -> tuple[float, float]:

@@ -251,8 +251,8 @@ def test_errors_reach_all_ranks_of_all_hosts() -> None:
             assert all(isinstance(one, MismatchError) for one in found)
 
 
-def test_the_model_knows_the_space_behind_heads() -> None:
-    from pycoll.compress import coded_exchange
-
+def test_the_space_behind_heads_is_bounded_for_one_rank_and_for_all() -> None:
+    assert [codec_costs.inline_bytes(size) for size in (1, 32, 33, 64)] == [1024, 1024, 992, 512]
     for size in (1, 2, 3, 7, 64, 1000, 100_000):
-        assert codec_costs.inline_bytes(size) == coded_exchange.inline_bytes(size)
+        space = codec_costs.inline_bytes(size)
+        assert space * size <= 32 << 10 and space % codec_costs.NUMBER_BYTES == 0
