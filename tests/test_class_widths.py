@@ -1,8 +1,12 @@
-"""The width of classes: at most 12 public methods, and 6 arguments by position of a constructor."""
+"""The width of classes: at most 12 public methods, and 6 arguments by position of a constructor.
+
+A constructor has at most 3 arguments that are booleans, by name or position: each switches a mode.
+"""
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +15,7 @@ from cpp_classes import cpp_classes
 ROOT = Path(__file__).resolve().parent.parent
 METHODS = 12
 PARAMETERS = 6
+MODES = 3
 #: Its methods are the collectives, as users of MPI know them; only its constructor counts.
 PUBLIC = "communicator.Communicator"
 #: Wider classes, each with the reason.
@@ -46,6 +51,18 @@ def python_classes(text: str) -> Iterator[tuple[str, int, int]]:
         made_by = [one.args for one in functions if one.name == "__init__"]
         parameters = [len(args.posonlyargs) + len(args.args) - 1 for args in made_by]
         yield node.name, len(methods), max(parameters, default=0)
+
+
+def modes_of(text: str) -> dict[str, int]:
+    """Return how many arguments of each constructor are booleans."""
+    found = {}
+    for node in ast.walk(ast.parse(text)):
+        for one in node.body if isinstance(node, ast.ClassDef) else ():
+            if isinstance(one, ast.FunctionDef) and one.name == "__init__":
+                arguments = (*one.args.posonlyargs, *one.args.args, *one.args.kwonlyargs)
+                kinds = [ast.unparse(a.annotation) for a in arguments if a.annotation is not None]
+                found[node.name] = sum("bool" in re.split(r"\W+", kind) for kind in kinds)
+    return found
 
 
 def is_property(decorator: ast.expr) -> bool:
@@ -155,6 +172,21 @@ def test_wide_classes_are_found() -> None:
     functions = "".join(f"  void m{number}();\n" for number in range(METHODS))
     assert too_wide(cpp_widths_of(f"struct A {{\n{functions}}};")) == {}
     assert too_wide(cpp_widths_of(f"struct A {{\n{functions}  int more(int);\n}};"))
+
+
+def test_booleans_of_constructors_are_counted() -> None:
+    text = "class A:\n def __init__(self, a: bool, b: int, *, c: bool | None, d: Boolean): ..."
+    assert modes_of(text) == {"A": 2}
+
+
+def test_constructors_switch_few_modes() -> None:
+    modes = {
+        f"{path.stem}.{name}": count
+        for path in sorted((ROOT / "pycoll").rglob("*.py"))
+        for name, count in modes_of(path.read_text()).items()
+    }
+    assert len(modes) > 100, "no constructors were found"
+    assert {name: count for name, count in modes.items() if count > MODES} == {}
 
 
 def test_classes_are_narrow() -> None:

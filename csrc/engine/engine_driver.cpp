@@ -132,17 +132,16 @@ EngineDriver::EngineDriver(std::unique_ptr<Engine> engine, int cores)
       cpu_balancer_(engine_->rank(), engine_->size(), cores, core_hints_of(*engine_)),
       birth_(current_generation()) {
   const auto& media = engine_->operations().peers.media();
-  const auto neighbours = 1 + static_cast<int>(std::count(media.begin(), media.end(), "shm"));
-  oversubscribed_ = neighbours > cores;
-  wired_ = neighbours < engine_->size();
-  by_wire_ = wired_ && neighbours == 1;
+  neighbours_ = 1 + static_cast<int>(std::count(media.begin(), media.end(), "shm"));
+  oversubscribed_ = neighbours_ > cores;
 }
 
 // Within a host, messages need the cores themselves, so leaving the core to others gains nothing.
 WaitStrategy EngineDriver::wait_strategy_of(bool background) const {
-  return background && wired_
-             ? WaitStrategy::background()
-             : WaitStrategy(oversubscribed_, waiting_threads_.together(), by_wire_);
+  const bool has_far_peers = neighbours_ < engine_->size();
+  return background && has_far_peers ? WaitStrategy::background()
+                                     : WaitStrategy(oversubscribed_, waiting_threads_.together(),
+                                                    has_far_peers && neighbours_ == 1);
 }
 
 long EngineDriver::current_generation() {

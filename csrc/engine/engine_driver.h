@@ -111,8 +111,7 @@ class EngineDriver {
   bool visited_ = false;         // short operations were left to it by a thread that will come back
   bool oversubscribed_ = false;  // this host has fewer cores than ranks
   bool balances_ = false;        // waiting ranks move to cores with fewer ranks
-  bool wired_ = false;           // some peers are on other hosts
-  bool by_wire_ = false;         // all peers are on other hosts
+  int neighbours_ = 1;           // the ranks that share memory, this one included
   WaitingThreads waiting_threads_;  // for threads that wait for their own operation
   CpuBalancer cpu_balancer_;        // for the same threads
   long birth_ = 0;                  // fork generation in which this object was created
