@@ -16,9 +16,17 @@ after the rows that sent its received segments. A slot that becomes free orders 
 engines may have more slots. Two conflicting accesses to one segment of memory without such an order
 are a race.
 A row may also wait until its receivers have announced their write windows, or that they open none.
-They do so when they begin the operation, which depends on no row. So such a wait cannot close a
-cycle of waits. It orders nothing either, because media without write windows do not wait. The
+They do so when they begin the operation, which depends on no row of it. So such a wait cannot close
+a cycle of waits. It orders nothing either, because media without write windows do not wait. The
 verifier proves that every announcement that a row waits for is made.
+
+When all rows of a rank have run, the rank waits until the medium has sent what was handed over, and
+until receivers have released the segments that they read in place (`Ports::pass_on_rest` in
+csrc/executor/ports.cpp). A receiver releases a segment when the row that receives it has run. The
+proof shows that all rows of all ranks run and that they receive every segment, so this wait ends.
+No row of the operation comes after it, so it adds no edge to the proof. Later operations come after
+it, since a channel serves one operation at a time. All ranks begin operations in the same order,
+and no operation waits for a later one. So waits of several operations close no cycle either.
 
 Values record their tile, so a value that an earlier tile left in scratch is detected.
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from mutants import edited
 from samples import binomial, chain, doubling, make, ring
 
 from pycoll.plan.lowering import add_acknowledgements, lower_all
@@ -22,15 +23,6 @@ from pycoll.plan.verifier import PlanVerifier, verify_plans
 from pycoll.schedule.collectives import Collective
 from pycoll.schedule.copies import CopyStrategy
 from pycoll.schedule.language import ScheduleError, Transfer
-
-
-def edit(plans: list[bytes], rank: int, index: int, **fields: object) -> list[bytes]:
-    plan = unpack(plans[rank])
-    rows = list(plan.rows)
-    rows[index] = rows[index]._replace(**fields)
-    edited = list(plans)
-    edited[rank] = pack(plan._replace(rows=tuple(rows)))
-    return edited
 
 
 def refused(plans: list[bytes], **options: object) -> str:
@@ -61,14 +53,14 @@ def test_left_over_segments_are_found() -> None:
 def test_a_missing_flush_is_a_race_only_where_memory_is_shared() -> None:
     plans = lower_all(doubling(2))
     assert unpack(plans[0]).rows[1].flags == FINAL | FLUSH
-    text = refused(edit(plans, 0, 1, flags=FINAL))
+    text = refused(edited(plans, 0, 1, flags=FINAL))
     assert text == (
         "rank 0, lane 0, row 1 (chunk 0), tile 0: "
         "writes output 0 while it is being sent by rank 0 lane 0"
     )
     ring_plans = lower_all(ring(4))
     index = next(i for i, row in enumerate(unpack(ring_plans[0]).rows) if row.flags & FLUSH)
-    verify_plans(edit(ring_plans, 0, index, flags=0))
+    verify_plans(edited(ring_plans, 0, index, flags=0))
 
 
 def test_memory_is_exposed_only_until_a_reader_sends_what_replaces_it() -> None:
@@ -79,7 +71,7 @@ def test_memory_is_exposed_only_until_a_reader_sends_what_replaces_it() -> None:
     )  # a sum that passes through no memory
     exchange = lower_all(doubling(2))
     assert not unpack(exchange[0]).rows[0].flags & ZERO_COPY
-    assert refused(edit(exchange, 0, 0, flags=ZERO_COPY)) == (
+    assert refused(edited(exchange, 0, 0, flags=ZERO_COPY)) == (
         "rank 0, lane 0, row 1 (chunk 0), tile 0: "
         "writes output 0 while it is being sent by rank 0 lane 0"
     )
@@ -93,7 +85,7 @@ def test_results_are_exposed_where_they_stay() -> None:
     assert [row.target for row in passing] == [Buffer.NONE, Buffer.OUTPUT]
     up = rows.index(passing[0])
     assert "is flagged zero-copy but sends no input or output in place" in refused(
-        edit(plans, 1, up, flags=ZERO_COPY)
+        edited(plans, 1, up, flags=ZERO_COPY)
     )
 
 
@@ -106,7 +98,7 @@ def test_results_land_where_all_who_read_there_have_told_their_sender() -> None:
     assert sum(direct_write) == 2
     combines = next(i for i, row in enumerate(rows) if row.operands == 2)
     assert "is flagged direct-write but does more than copy one segment" in refused(
-        edit(plans, 0, combines, flags=rows[combines].flags | DIRECT_WRITE)
+        edited(plans, 0, combines, flags=rows[combines].flags | DIRECT_WRITE)
     )
     # A rank that looks at its contribution once more, when the sum may be on its way already.
     plans = lower_all(chain(2, back_lane=0))
@@ -189,9 +181,9 @@ def test_final_in_the_wrong_place_is_refused() -> None:
     rows = unpack(plans[0]).rows
     final = next(i for i, row in enumerate(rows) if row.flags & FINAL)
     assert "is not final though it makes chunk 1 of ranks 0-2" in refused(
-        edit(plans, 0, final, flags=0)
+        edited(plans, 0, final, flags=0)
     )
-    assert "is final but makes" in refused(edit(plans, 0, final - 1, flags=FINAL))
+    assert "is final but makes" in refused(edited(plans, 0, final - 1, flags=FINAL))
 
 
 def test_lanes_that_share_memory_without_an_order_are_a_race() -> None:

@@ -21,7 +21,7 @@ from simulate import (
     sources,
 )
 
-from pycoll.plan.lowering import lower_all
+from pycoll.plan.lowering import ANNOUNCING, lower_all
 from pycoll.plan.plan_format import (
     ANNOUNCE_WINDOW,
     AWAIT_WINDOW,
@@ -36,7 +36,7 @@ from pycoll.plan.plan_format import (
 )
 from pycoll.plan.plan_text import plan_text, schedule_text
 from pycoll.plan.verifier import verify_plans
-from pycoll.schedule.copies import CopyStrategy
+from pycoll.schedule.copies import Copies, CopyStrategy
 from pycoll.schedule.language import TOKEN, Schedule, ScheduleError, Transfer
 from pycoll.schedule.proof import fold_order, verify_schedule
 
@@ -190,6 +190,12 @@ def change_row(i: int, plan: Plan, **fields: object) -> Plan:
     return plan._replace(rows=tuple(rows))
 
 
+def edited(plans: list[bytes], rank: int, index: int, **fields: object) -> list[bytes]:
+    """The plans with some fields of one row replaced."""
+    image = pack(change_row(index, unpack(plans[rank]), **fields))
+    return [*plans[:rank], image, *plans[rank + 1 :]]
+
+
 def flip(flag: int) -> Callable[[random.Random, Plan, int], Plan]:
     def mutate(rng: random.Random, plan: Plan, i: int) -> Plan:
         marked = [k for k, row in enumerate(plan.rows) if row.flags & flag] or [i]
@@ -261,8 +267,13 @@ PLAN_MUTATIONS: dict[str, Callable[[random.Random, Plan, int], Plan]] = {
 
 
 def plan_mutants(name: str, schedule: Schedule) -> Iterator[tuple[str, list[bytes]]]:
-    """(seed, all plans with one of them damaged): every mutation `PLAN_EACH` times."""
-    plans = lower_all(schedule)
+    """(seed, all plans with one of them damaged): every mutation `PLAN_EACH` times.
+
+    Ranks that only send write what they send, and wait for write windows, where receivers announce
+    these.
+    """
+    idle = CopyStrategy.SENDER if schedule.collective in ANNOUNCING else CopyStrategy.RECEIVER
+    plans = lower_all(schedule, Copies(idle))
     for mutation, mutate in PLAN_MUTATIONS.items():
         for number in range(PLAN_EACH):
             seed = f"{SEED} {name} {mutation} {number}"

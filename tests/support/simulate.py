@@ -4,7 +4,8 @@ Written against the documents alone (schedule.py's docstring, FORMAT.md) and sha
 the proof but the reader of plan bytes. Contributions are random residues, so a wrong set of
 contributions gives a wrong sum. A result that is final is multiplied by `FINAL_FACTOR` in place of
 the division that `avg` does. Memory that a row may hand over or expose is read as late as allowed;
-direct writes are made as early.
+direct writes are made as early. Ranks begin in random order; a rank begins before its first row,
+and announces its write windows then.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ IN_PLACE = (
     Collective.SCAN,
     Collective.EXSCAN,
 )
+TOKEN_ROW = 0xFFFFFFFF
 Operation = Callable[[int, int], int]
 
 
@@ -189,8 +191,15 @@ class World:
         self.scratch: list[dict[int, int]] = [{} for _ in self.plans]
         self.channels: dict[tuple[int, int, int], deque[list]] = {}
         #: Of each channel: the rows that receive from it, and how many segments it had per tile.
-        self.receivers = receivers_of(tuple(plans)) if self.writes_directly else {}
+        self.receivers = receivers_of(tuple(plans))
         self.sent: dict[tuple[int, int, int, int], int] = {}
+        #: The ranks that have begun, and those that receive no data.
+        self.begun: set[int] = set()
+        self.only_send = {
+            rank
+            for rank, plan in enumerate(self.plans)
+            if not any(row.recv and row.chunk != TOKEN_ROW for row in plan.rows)
+        }
         self.lanes = [
             [rank, [row for row in plan.rows if row.lane == lane], 0, 0, 1 << rank]
             for rank, plan in enumerate(self.plans)
@@ -222,17 +231,34 @@ class World:
 
     def step(self, lane: list) -> bool:
         rank, rows, index, tile, _ = lane
+        if rank not in self.begun:
+            self.begun.add(rank)
+            return True
         row = rows[index]
-        token = row.chunk == 0xFFFFFFFF
+        token = row.chunk == TOKEN_ROW
         if not token or tile == self.tiles - 1:
             recv = [self.queue(rank, end) for end in row.recv]
             send = [self.queue(rank, end) for end in row.send]
             if not all(recv) or any(len(queue) >= self.depth for queue in send):
                 return False
+            waits = row.flags & 16 and self.is_to_write(row, tile)
+            if waits and not all(self.has_answered(rank, end) for end in row.send):
+                return False
             self.execute(lane, row, [queue.popleft() for queue in recv], send, token)
         lane[2] = (index + 1) % len(rows)
         lane[3] = tile + (index + 1 == len(rows))
         return True
+
+    @staticmethod
+    def is_to_write(row, tile: int) -> bool:
+        """Whether the row's sender, not its receivers, copies the segment of the tile."""
+        return row.copies == 1 or (row.copies == 2 and tile % 2 == 1 and not row.target)
+
+    def has_answered(self, rank: int, end: int) -> bool:
+        """Whether the receiver has said whether it opens a write window."""
+        peer, number, _ = self.plans[rank].channels[end]
+        rows = self.receivers.get((rank, peer, number), [])
+        return peer in self.begun and any(row.flags & 32 for row in rows)
 
     def execute(self, lane: list, row, arrived: list[list], send: list[deque], token: bool) -> None:
         rank, tile = lane[0], lane[3]
@@ -264,7 +290,10 @@ class World:
             late = self.lazy
         if row.target and not (arrived and arrived[0][6]):
             self.store(rank, row, tile, value)
+        early = not token and rank in self.only_send and self.is_to_write(row, tile)
         for end, queue in zip(row.send, send, strict=True):
+            if early and self.plans[rank].channels[end].peer not in self.begun:
+                raise WrongRunError("exposes a segment that it should write")
             landed = self.write_directly(rank, end, row.chunk, tile, value)
             source = (memory, key) if late else None
             queue.append([row.chunk, value, source, lane[4], rank, exposed, landed])
