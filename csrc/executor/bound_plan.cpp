@@ -13,7 +13,7 @@ namespace {
 // Scratch slots start on cache lines, so that no two slots share a line.
 constexpr std::size_t kSlotAlignment = 64;
 constexpr std::size_t kSlotBytes = transport::kSegmentBytesMax;
-// The values of a segment that only travels as codes.
+// The longest segment of a plan whose data travels only as codes, in bytes of values.
 constexpr std::size_t kCodedSegmentMax = 16 * kSlotBytes;
 
 // Checks that each part has whole elements and that all
@@ -110,7 +110,7 @@ Status BoundPlan::measure(const CollectiveRequest& request) {
   held_.clear();
   input_length_ = output_length_ = 0;
   std::uint64_t longest = 0;
-  std::uint64_t total = 0;  // of all blocks: offsets in either buffer stay below it
+  std::uint64_t total = 0;  // bytes of all blocks; bounds the offsets in both buffers
   for (std::uint32_t block = 0; block < header.block_count; ++block) {
     const std::uint64_t count = counts_[block];
     std::uint64_t bytes = 0;
@@ -180,7 +180,7 @@ Status BoundPlan::bind(const CollectiveRequest& request) {
   return Status();
 }
 
-// Translates an address to the new input or output. Scratch addresses do not change.
+// Returns the address at the same place of the new input or output. Scratch does not move.
 std::byte* BoundPlan::translate(std::byte* at, std::uint8_t buffer, const std::byte* input,
                                 std::byte* output) const {
   switch (static_cast<plan::Buffer>(buffer)) {

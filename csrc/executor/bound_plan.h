@@ -20,7 +20,7 @@ inline bool in_memory(std::uint8_t buffer) {
 
 struct BoundRow {
   const plan::Row* row = nullptr;
-  // Address of element 0 of the chunk, or the scratch slot; never written through.
+  // Address of element 0 of the chunk, or of the scratch slot. No row writes through it.
   std::byte* source = nullptr;
   const std::byte* carry = nullptr;  // the scratch slot that holds the first operand
   std::byte* target = nullptr;
@@ -34,9 +34,9 @@ struct BoundRow {
 class BoundPlan {
  public:
   // Checks that counts, buffers and plan fit together, and resolves every row.
-  // kInvalidArgument names what does not fit. For a request with a wire form, counts and
-  // buffers already count wire elements. Keeps pointers into the memory and the plan of
-  // `request`; both must outlive the use of this object.
+  // Fails with kInvalidArgument and names the value that does not fit. For a request with a wire
+  // form, counts and buffers already count wire elements. Keeps pointers into the memory and the
+  // plan of `request`; both must outlive the use of this object.
   Status bind(const CollectiveRequest& request);
 
   // Replaces input and output by other memory of the same lengths. Requires: bind() succeeded.
@@ -57,7 +57,7 @@ class BoundPlan {
   struct ChunkOffsets {
     std::uint64_t input_offset;
     std::uint64_t output_offset;
-    std::uint64_t receiver_offset;  // in elements, in the outputs of the ranks that hold the chunk
+    std::uint64_t receiver_offset;  // in the outputs of the ranks that hold the chunk
     std::uint64_t length;
   };
 
@@ -77,7 +77,7 @@ class BoundPlan {
   std::vector<std::uint64_t> output_offsets_;
   // Elements before each block in the outputs of the ranks that hold the block.
   std::vector<std::uint64_t> receiver_offsets_;
-  std::vector<std::uint64_t> held_;  // elements of each output group so far
+  std::vector<std::uint64_t> held_;  // by output group: elements of its blocks so far
   std::vector<std::uint64_t> counts_;
   std::vector<std::byte> scratch_;
   std::size_t slot_bytes_ = 0;  // distance from one scratch slot to the next

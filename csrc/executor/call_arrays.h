@@ -28,7 +28,7 @@ class CallArrays {
   std::size_t size() const { return size_; }
   // A hash of all arrays; equal on ranks whose arrays are equal.
   std::uint64_t key() const;
-  // A hash of the arrays from `begin` up to and without `end`, as far as they exist.
+  // A hash of the existing arrays with an index in [begin, end).
   std::uint32_t digest(std::size_t begin, std::size_t end) const;
   // "arrays[1] of 2: float32, op sum, shape (3, 2)"; of a single array "shape (3, 2)"; for an index
   // outside "2 arrays, no arrays[2]". A text of more than `most` characters is cut.

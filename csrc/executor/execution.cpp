@@ -10,7 +10,7 @@ namespace pycoll::executor {
 // The segments that have arrived for a row.
 struct Execution::Arrived {
   const std::byte* received[plan::kRecvMax];
-  bool exposed = false;           // some of it may change while it is read, see ZeroCopyReceiver
+  bool exposed = false;           // a sender may withdraw it during the read (ZeroCopyReceiver)
   bool written_directly = false;  // the sender has written the row's only segment into the target
 };
 
@@ -63,8 +63,8 @@ void Execution::hold_memory(const std::byte* input, const std::byte* output) {
   for (const Part& part : request_.parts) hold(part.input, part.output);
 }
 
-// Opens the write windows. Where the plan announces them, senders wait for that, so this rank also
-// says that there is none.
+// Opens the write windows. Where the plan announces windows, senders wait for the announcement.
+// This rank then announces a window of 0 uses if it opens none.
 void Execution::open_windows() const {
   const plan::DirectWrites& direct_writes = request_.plan->direct_writes();
   for (std::size_t i = 0; i < direct_writes.window_uses.size(); ++i) {
@@ -193,7 +193,7 @@ bool Execution::is_read(const std::byte* target, std::size_t bytes) const {
   return request_.parts.empty() ? ports_.reads(target, bytes) : ports_.reads_any();
 }
 
-// Combines and sends. `exposed`: the peers may withdraw what the row reads.
+// Combines and sends. `exposed`: the peers may withdraw the memory that the row reads.
 Progress Execution::send_row(const Outgoing& out, std::uint64_t length, bool exposed, Lane* lane,
                              Gathered* all) const {
   const plan::Row& row = *out.bound.row;
@@ -207,7 +207,7 @@ Progress Execution::send_row(const Outgoing& out, std::uint64_t length, bool exp
   }
   if (combiner_.is_spoiled()) return Progress::kSpoiled;
   // A failing peer has withdrawn the memory that the row read, so the result is not used. The
-  // peer's failure will be reported by its notice.
+  // peer's notice reports the failure.
   if (exposed && !intact(row)) return Progress::kBlocked;
   if (!direct) sender_.commit(out, *all);
   return Progress::kMoved;
@@ -225,7 +225,7 @@ Progress Execution::send_coded_row(const Outgoing& out, Range segment, bool expo
   return Progress::kMoved;
 }
 
-// Whether all that the row has just read is unchanged since its peers sent it.
+// Whether no peer has withdrawn the memory that the row has just read.
 bool Execution::intact(const plan::Row& row) const {
   return std::all_of(row.recv, row.recv + row.recv_count, [this](std::uint16_t index) {
     transport::ZeroCopyReceiver* zero_copy = ports_.abilities(index).recv.zero_copy;
@@ -239,8 +239,7 @@ void Execution::drop() {
   held_.clear();
 }
 
-// Holds tell whether peers read or write arena memory
-// in place; channels tell about all other memory.
+// Holds know whether peers read or write arena memory in place. Channels know it of other memory.
 bool Execution::can_drop(const std::byte* input, const std::byte* output) const {
   if (std::any_of(held_.begin(), held_.end(), [](const auto& one) { return one.holds(); })) {
     return false;

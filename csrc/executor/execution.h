@@ -1,6 +1,6 @@
 // The host executor: runs one bound plan in small steps. It never blocks, allocates or starts a
-// thread. advance() does what can be done now and returns. So the same code serves a blocking call,
-// a progress thread and a simulator that steps many ranks in one thread.
+// thread. advance() runs the rows that can run now and returns. The same code therefore serves a
+// blocking call, a progress thread and a simulator that steps many ranks in one thread.
 //
 //   for each tile, for each row:
 //     wait for segments and slot buffers -> combine -> fill target and slot buffers -> release

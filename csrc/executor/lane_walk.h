@@ -1,4 +1,4 @@
-// The walk of an operation through its lanes: for each tile, for each row of the lane. Lanes walk
+// The positions of an operation in its lanes. Each lane runs all its rows in each tile. Lanes walk
 // independently of each other.
 #pragma once
 

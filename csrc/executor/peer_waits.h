@@ -22,15 +22,15 @@ class PeerWaits {
             const transport::SegmentHeader& header)
       : bound_(bound), lanes_(lanes), ports_(ports), sender_(sender), header_(header) {}
 
-  // Calls visit(peer) for every peer that a blocked lane waits for directly: to send a segment that
-  // has not arrived, or to take one.
+  // Calls visit(peer) for every peer that a blocked lane waits for directly: the peer has not sent
+  // a segment, or has not taken one.
   template <typename Visit>
   void visit_waits(Visit visit) const {
     for (std::size_t number = 0; number < lanes_.size(); ++number) {
       const Lane& lane = lanes_[number];
       if (lane.has_ended()) continue;
       const plan::Row& row = row_at(lane.next);
-      // A peer whose segment has arrived owes nothing, and may have closed in good order.
+      // A peer whose segment has arrived is not waited for: it may have closed in good order.
       visit_missing(row, visit);
       for (int i = 0; i < row.send_count; ++i) visit(ports_[row.send[i]].peer);
     }

@@ -1,5 +1,4 @@
-// Requests of a caller to the engine. Plain values: the
-// bindings fill them in, and no decision is made here.
+// Requests of a caller to the engine: plain values that the bindings fill in.
 #pragma once
 
 #include <atomic>
@@ -57,14 +56,15 @@ struct CollectiveRequest {
   std::shared_ptr<const CallArrays> arrays;
   kernels::Combine combine;                // empty if the collective does not reduce
   kernels::ScaleFunction scale = nullptr;  // for avg: applied to final values
-  // If not empty: counts, memory and the descriptor count elements of the array; `combine` and the
+  // If not empty: counts, memory and the descriptor are in elements of the array; `combine` and the
   // rows of the plan count wire elements. An Execution converts between the two (wire_memory.h).
   kernels::WireForm form;
   // How the plan's codes hold float32; nullopt only if the plan has no codes. With a codec the
   // descriptor's op is kSum or kAvg; it is kSum where nothing is reduced.
   std::optional<kernels::Codec> codec;
   // One float32 for each element of the input, or no memory: the part that codes of earlier calls
-  // left out. A row that encodes adds it, and writes there the part that its own codes leave out.
+  // left out. A row that encodes adds this part to its values, and stores the part that its codes
+  // leave out.
   Memory residual;
   // A user's reduction sets this flag when it cannot go on; the operation then fails on all ranks.
   // nullptr: no such reduction.

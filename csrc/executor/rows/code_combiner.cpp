@@ -52,7 +52,7 @@ void CodeCombiner::run(const BoundRow& bound, Range segment, const Gathered& all
   if (streams) stream_fence();
 }
 
-// Makes the codes and the values of the row's result, whichever are needed, and hands them out.
+// Makes the codes and the values of the row's result, as far as needed, and stores them.
 void CodeCombiner::run_piece(const BoundRow& bound, std::uint64_t offset, const Gathered& all,
                              bool streams, Piece piece) const {
   const plan::Row& row = *bound.row;
@@ -115,8 +115,8 @@ const float* CodeCombiner::fold(const plan::Row& row, const Gathered& all, const
   return result;
 }
 
-// Encodes the sum of the values and the residual, if the call has one, and writes to the residual
-// what the codes leave out of this sum. `made` may hold the values, and then holds the sum.
+// Adds the residual, if the call has one, to the values and encodes the sum. The residual becomes
+// the part of the sum that the codes leave out. `made` may hold the values; it then gets the sum.
 void CodeCombiner::encode(const BoundRow& bound, std::uint64_t offset, const Piece& piece,
                           float* made, std::byte* codes) const {
   const std::uint64_t first = kernels::first_of_chunk(bound.row->chunk);

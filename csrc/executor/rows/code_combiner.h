@@ -22,8 +22,8 @@ class CodeCombiner {
   std::size_t code_bytes(std::uint64_t length) const {
     return kernels::encoded_bytes(codec_, length);
   }
-  // Makes the result of a row for this part of its chunk: codes and values, whichever the target
-  // and the slot buffers take. `all` has one slot buffer for each send of the row. `streams`:
+  // Makes the result of a row for this part of its chunk: codes, values or both, as the target and
+  // the slot buffers need them. `all` has one slot buffer for each send of the row. `streams`:
   // copies to the output use non-temporal stores. Later stores come after those of the result.
   void run(const BoundRow& bound, Range segment, const Gathered& all, bool streams) const;
 

@@ -193,7 +193,7 @@ void Combiner::combine(const plan::Row& row, const Gathered& all, std::uint64_t 
   alignas(64) std::byte made[kPieceBytes];
   const std::uint64_t piece = kPieceBytes / item_bytes_;
   if (into_target && all.slot_buffer_count == 0 && !scaled && length <= piece) {
-    // The usual last row of a short operation.
+    // The common case: the last row of a short operation.
     const void* operands[plan::kOperandsMax];
     std::copy(all.operands, all.operands + all.operand_count, operands);
     return fold(all.target, operands, all.operand_count, length);

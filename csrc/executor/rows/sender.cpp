@@ -118,7 +118,7 @@ bool Sender::awaits_answer(const plan::Row& row, int i,
 }
 
 // The address in the peer's write window for send number `i` of the row, or nullptr: it goes to a
-// slot buffer. Incomplete sums are never written directly, because the receiver combines them
+// slot buffer. Incomplete sums always go to a slot buffer, because the receiver combines them
 // further. A row that only sends to several peers uses one shared copy, which all of them read at
 // the same time.
 std::byte* Sender::find_window(const Outgoing& out, int i) const {
