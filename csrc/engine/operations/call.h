@@ -19,7 +19,7 @@ using executor::Execution;
 // The request is constant. The other state belongs to one engine, the first that entered the call.
 class Call {
  public:
-  // Of the memory in `request` only the lengths count. `is_short`: see kShortBytes.
+  // Only the lengths of the memory in `request` are used. `is_short`: see kShortBytes.
   explicit Call(CollectiveRequest request, bool is_short = true)
       : request_(std::move(request)), is_short_(is_short) {}
   Call(const Call&) = delete;
@@ -28,13 +28,13 @@ class Call {
   const CollectiveRequest& request() const { return request_; }
   bool is_short() const { return is_short_; }
 
-  // Short calls are operations whose input and output have at most this many bytes. Such an
-  // operation ends so soon after its peers have arrived that releasing a lock would cost more.
-  // Longer operations gain nothing from being bound; start them as requests. The engine makes long
-  // calls of those that may be under way together.
+  // Short calls are operations whose input and output have at most this many bytes. A thread keeps
+  // its locks while it waits for such an operation, because releasing them takes longer than the
+  // operation. Longer operations gain nothing from being bound; start them as requests. The engine
+  // makes long calls of those that may run at the same time.
   static constexpr std::uint64_t kShortBytes = 64 * 1024;
-  // The number of calls that may be in progress at once:
-  // what a channel holds before its receiver reads.
+  // The most collectives that may be in progress at once: the number of segments that a channel
+  // holds before its receiver reads.
   static constexpr std::size_t kRunsMax = transport::kChannelDepth;
 
  private:

@@ -21,7 +21,8 @@ class CallNumbers {
     started_.store(number, std::memory_order_relaxed);
     return number;
   }
-  // The numbers of all parts of the collective that would start now, and is refused.
+  // Skips a collective that this rank refuses. Returns the numbers of all parts of its call that
+  // have not started.
   Numbers skip_call() {
     const std::uint64_t first = next();
     const std::uint64_t last = next_call(first) - 1;
@@ -31,8 +32,8 @@ class CallNumbers {
   // The number that was assigned last.
   std::uint64_t newest() const { return started_.load(std::memory_order_relaxed); }
 
-  // Collectives that start until end_call() are parts of one call. A peer that refuses one part
-  // takes no part in the later ones. A nested call is a part of the outer one.
+  // Collectives that start until end_call() are parts of one call. A rank that refuses one of them
+  // skips the later ones. A nested call belongs to the outer call.
   void begin_call() {
     if (calls_open_++ == 0) parts_ = Parts::kFirst;
   }

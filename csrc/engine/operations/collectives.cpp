@@ -7,9 +7,9 @@
 namespace pycoll::engine {
 namespace {
 
-// Whether a long operation may run at the same time as others. With servers it should: a worker's
-// link out is idle while it receives the last results, and carries the next operation's values. A
-// conversion needs memory of the array's length, which own_execution_ keeps for the next operation.
+// Whether a long operation may run at the same time as others. Operations with servers do: while a
+// worker receives the last results of one, its outgoing link carries the values of the next.
+// Operations with a wire form do not: own_execution_ keeps the memory for the conversion.
 bool overlaps_others(const CollectiveRequest& request) {
   return request.plan->header().servers != 0 && request.parts.empty() && !request.form;
 }
@@ -192,9 +192,9 @@ Collectives::Step Collectives::step(bool all) {
   return end_oldest(moved);
 }
 
-// Ends every collective whose rows have run, in order, unless a peer has given it up: all its
-// segments may have come from ranks that have since reported its failure. The operation is finished
-// last, because its owner may then free everything.
+// Ends the collectives whose rows have all run, oldest first, up to one that a peer has given up. A
+// peer may report the failure of a collective after it has sent all its segments. The operation is
+// finished last, because its owner may then free everything.
 Collectives::Step Collectives::end_oldest(bool moved) {
   bool any = false;
   while (!running_.empty() && running_.front().over) {
@@ -217,8 +217,8 @@ bool Collectives::may_drop_oldest() const {
   const std::byte* input = bound ? oldest.pending.input : request.input.data;
   const std::byte* output = bound ? oldest.pending.output : request.output.data;
   bool may_drop = oldest.execution->can_drop(input, output);
-  // Operations that began after this one have counted it, and the order of their
-  // segments depends on the count.
+  // The order of segments in later operations depends on the traversal count, in which this
+  // operation is included.
   for (std::size_t index = 1; index < running_.size() && oldest.execution->traversals(); ++index) {
     may_drop &= !running_[index].execution->traversals();
   }
@@ -254,7 +254,7 @@ void Collectives::end(const Status& status, const Status& failure) {
   note_vacancy();
 }
 
-// Calls that may run along may be long, behind a short one too.
+// A long call may run behind a short one, so this looks at all of them.
 bool Collectives::are_short() const {
   for (std::size_t index = 0; index < running_.size(); ++index) {
     const Pending& pending = running_[index].pending;

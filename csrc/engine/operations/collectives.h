@@ -35,7 +35,7 @@ using executor::Progress;
 
 class Collectives final : private ChannelSource {
  public:
-  // Both outlive it.
+  // Both outlive this object.
   Collectives(Peers& peers, CallNumbers& numbers);
   Collectives(const Collectives&) = delete;
   Collectives& operator=(const Collectives&) = delete;
@@ -54,7 +54,7 @@ class Collectives final : private ChannelSource {
     kRefused,   // see take_refused()
     kDisagree,  // the oldest collective found a segment of another operation
     kSpoiled,   // the user's reduction failed in it
-    kGivenUp,   // it is done here, but a peer has failed without having ended it
+    kGivenUp,   // the oldest is done here, but a peer failed before it ended it
   };
   struct Step {
     bool moved = false;
@@ -66,7 +66,7 @@ class Collectives final : private ChannelSource {
   Step step(bool all);
   // Begins queued collectives that may run now, until one is refused.
   void begin_next();
-  // The collective that was refused because its request is invalid, once.
+  // The collective that was refused because its request is invalid. take_refused() returns it once.
   struct Refused {
     std::uint64_t sequence = 0;
     std::string why;
@@ -78,17 +78,17 @@ class Collectives final : private ChannelSource {
   void ignore(Numbers numbers) { dropped_.add(numbers); }
   // Whether the oldest collective can end here although other ranks go on.
   bool may_drop_oldest() const;
-  // Ends it with `status`. Requires: may_drop_oldest().
+  // Ends the oldest collective with `status`. Requires: may_drop_oldest().
   void drop_oldest(const Status& status);
-  // From now on nothing moves, and nothing begins next to a running collective. sequence() is from
-  // now on that of collective `sequence`, if it runs next to an older one.
+  // From now on no collective advances, and none begins while another one runs. If collective
+  // `sequence` runs behind an older one, sequence() and descriptor() are those of it from now on.
   void hold(std::uint64_t sequence);
-  // Ends everything with `status`, and all that starts later with `failure`.
+  // Ends all running and queued collectives with `status`, and all later ones with `failure`.
   void end(const Status& status, const Status& failure);
 
   // Whether none runs or waits.
   bool idle() const { return running_.empty(); }
-  // Whether it is idle and end() was not called; any thread, as of the last change.
+  // Whether none runs or waits, and end() was not called. Any thread.
   bool vacant() const { return vacant_.load(std::memory_order_acquire); }
   // Whether the oldest one is a short call.
   bool runs_short() const { return runs_call() && running_.front().pending.call->is_short(); }
@@ -96,7 +96,7 @@ class Collectives final : private ChannelSource {
   // True until the newest running collective is advanced for the first time; false if none runs.
   bool has_newcomer() const { return !running_.empty() && !running_[running_.size() - 1].asked; }
 
-  // The oldest running collective, or nullptr; its timeout; and how long this rank waits in it.
+  // The oldest running collective, or nullptr; its timeout; and this rank's wait in it.
   const Execution* oldest() const {
     return running_.empty() ? nullptr : running_.front().execution;
   }
@@ -105,7 +105,7 @@ class Collectives final : private ChannelSource {
     Nanoseconds began = 0;  // when this rank first had to wait; 0: not yet
     Nanoseconds deadline = 0;
     Nanoseconds moved_at = 0;    // when `progress` changed last
-    std::uint64_t progress = 0;  // of the collective, as of the last look
+    std::uint64_t progress = 0;  // Execution::progress(), as last read
     bool announced = false;      // peers were told of it
   };
   Wait& wait() { return wait_; }

@@ -187,8 +187,8 @@ void Mailbox::accept(const transport::Segment& segment) {
   arrivals_.pop_back();
 }
 
-// The bytes of a claimed message go directly to its memory. post_recv() has moved there what
-// arrived before the claim.
+// The bytes of a claimed message go directly to its memory. post_recv() has moved the bytes that
+// arrived before the claim there, too.
 void Mailbox::add(Arrival& arrival, const transport::Segment& segment) {
   const std::size_t bytes = segment.header.bytes;
   const bool fits = arrival.claim && arrival.claim->request.data.bytes == arrival.total;
@@ -196,7 +196,7 @@ void Mailbox::add(Arrival& arrival, const transport::Segment& segment) {
     std::byte* const to = arrival.claim->request.data.data + arrival.received;
     if (arrival.is_huge) {
       stream_copy(to, segment.data, bytes);
-      stream_fence();  // another thread may take over, or use the memory
+      stream_fence();  // another thread may continue, or read the memory
     } else {
       copy_bytes(to, segment.data, bytes);
     }

@@ -61,12 +61,12 @@ class Mailbox {
   // posted only if this mailbox holds a matching message.
   void post_recv(const MessageRequest& request, std::shared_ptr<Operation> operation);
 
-  // Moves what can be moved, up to kSegmentsPerAdvance segments; true if anything moved.
+  // Sends segments until the channel is full, at most kSegmentsPerAdvance; true if anything moved.
   bool advance_sends(transport::SendChannel& channel);
   // Takes up to kSegmentsPerAdvance segments while receives are open; true if it took any. With
-  // `takes_unclaimed` it takes one segment even if no receive is open, so that callers can check
-  // whether it is what they wait for. Only a broken peer sends an invalid segment: then is_broken()
-  // is true and nothing more is received.
+  // `takes_unclaimed` and no open receive it takes one segment; the caller then checks whether its
+  // wait has ended. Only a broken peer sends an invalid segment: then is_broken() is true and
+  // nothing more is received.
   bool advance_recvs(transport::RecvChannel& channel, bool takes_unclaimed);
   bool is_broken() const { return broken_; }
 
@@ -77,7 +77,7 @@ class Mailbox {
     return !recvs_.empty() || (arriving_ && arrivals_.back().claim.has_value());
   }
 
-  // Bytes of the whole message of which a part has arrived; 0 if there is none.
+  // Length in bytes of the message that is arriving; 0 if there is none.
   std::uint64_t arriving() const { return arriving_ ? arrivals_.back().total : 0; }
 
   // Whether a part of the message that `operation` receives has arrived.
@@ -85,7 +85,7 @@ class Mailbox {
   // Tags of complete unclaimed messages, ascending.
   std::vector<std::uint32_t> unreceived_tags() const;
 
-  // Finishes everything that is open with `status`.
+  // Finishes all open sends and receives with `status`.
   void fail(const Status& status);
 
  private:

@@ -1,6 +1,6 @@
 // Sequence numbers of operations, and sets of them.
 //
-// The upper bits of a number are the call, the lower bits the part of the call. A list that travels
+// The upper bits of a number count calls, the lower bits the parts of a call. A list that travels
 // as several messages is one call; every other collective is a call of its own. All ranks number
 // calls alike, even if a refused call has another number of parts on the rank that refuses it.
 #pragma once
@@ -23,7 +23,7 @@ constexpr std::uint64_t call_of(std::uint64_t number) { return number >> kPartBi
 // The first number of the call after the one of `number`.
 constexpr std::uint64_t next_call(std::uint64_t number) { return (number | kPartsMask) + 1; }
 
-// Instead of a count of operations on the device stream, if they are not counted.
+// The count of operations on the device stream after a replayable one; see count_on_stream().
 inline constexpr std::uint64_t kUncounted = ~std::uint64_t{0};
 
 // A set of numbers, as ascending ranges. One thread at a time.

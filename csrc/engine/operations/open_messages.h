@@ -42,7 +42,7 @@ class OpenMessages {
                                    std::shared_ptr<Operation> operation);
   // Ends when a matching message has arrived, or at end(); a probe has no deadline.
   std::shared_ptr<Operation> start(const ProbeRequest& request);
-  // Removes a probe whose result is no longer wanted.
+  // Removes a probe that its caller has given up.
   void forget(const Operation& probe);
 
   struct Step {
@@ -53,23 +53,23 @@ class OpenMessages {
   Step step();
   // From now on nothing moves.
   void hold() { held_ = true; }
-  // Ends everything with `status`, and all that starts later with `failure`.
+  // Ends all messages and probes with `status`, and all later ones with `failure`.
   void end(const Status& status, const Status& failure);
 
   // Whether a message or a probe is open that waits for a peer.
   bool active() const;
-  // Whether all open messages are short, and those that arrive without a receive.
+  // Whether all open messages, and all messages that arrive without a receive, are short.
   bool are_short() const { return long_messages_ == 0 && !long_arrives_; }
 
   // An open message whose deadline has passed, or nullptr.
   const OpenMessage* late(Nanoseconds now) const;
   LateMessage describe(const OpenMessage& message) const;
-  // The ranks for which the message waits; those for which all open messages and probes wait.
+  // The ranks for which this message waits, and those for which any open message or probe waits.
   std::vector<PeerWait> waits_of(const OpenMessage& message) const;
   std::vector<PeerWait> waits() const;
   // Whether an open message or probe cannot end without `peer`.
   bool waits_for(int peer) const;
-  // Whether messages of this peer have come that the next step() takes; each step takes a few only.
+  // Whether the channel from this peer holds segments that the next step() would take.
   bool has_more_of(int peer) const;
   // The name of an open message, with `peer` if there is one; empty if none is open.
   std::string name(int peer) const;

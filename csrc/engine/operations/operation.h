@@ -19,7 +19,7 @@ class Operation {
 
   // When it ended, by SteadyClock; 0 unless ends were recorded at that time. Read it as status().
   Nanoseconds ended() const { return ended_; }
-  // Whether operations that end from now on record the time, for timelines.
+  // Sets whether operations record the time at which they end, for timelines.
   static void record_ends(bool record) { recording.store(record, std::memory_order_relaxed); }
 
   void finish(Status status) {

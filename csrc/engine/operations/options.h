@@ -1,4 +1,4 @@
-// The parts of a communicator: its rank, its media, its clock.
+// The inputs of an engine.
 #pragma once
 
 #include <memory>

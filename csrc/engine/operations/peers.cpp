@@ -56,7 +56,7 @@ void Peers::post(const Notice& notice) {
   }
 }
 
-// warned_ keeps the news, because the failure may be of an operation that begins here only later.
+// warned_ stays set, because the failed operation may begin on this rank only later.
 bool Peers::have_given_up(std::uint64_t sequence) {
   bool news = warned_;
   for (const auto& medium : options_.transports) news |= medium->has_new_notices();

@@ -43,7 +43,7 @@ class Peers {
     return links_[static_cast<std::size_t>(peer)]->recv_channel(number);
   }
 
-  // Moves bytes on the media on which bytes show only after a poll; true if any moved. With `all`
+  // Polls the media whose segments arrive only during a poll; true if any bytes moved. With `all`
   // it polls all media, which also refreshes the states of links.
   bool poll(bool all);
   void post(const transport::Notice& notice);
@@ -61,7 +61,7 @@ class Peers {
   EngineOptions options_;
   std::vector<transport::Link*> links_;
   std::vector<std::string_view> media_;
-  std::vector<transport::Transport*> moved_by_poll_;  // media that show nothing without poll()
+  std::vector<transport::Transport*> moved_by_poll_;  // media whose segments arrive only in poll()
   std::vector<transport::OutputQueue*> outputs_;
   bool closed_ = false;
   bool warned_ = false;  // a peer has failed, possibly in an operation that this rank has not begun

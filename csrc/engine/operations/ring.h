@@ -15,7 +15,8 @@ class Ring {
   bool empty() const { return size_ == 0; }
   std::size_t size() const { return size_; }
 
-  // Index 0 is the oldest item. Requires: index < size(). Valid until the next push().
+  // Index 0 is the oldest item. Requires: index < size(). The reference is valid until the next
+  // push().
   Item& operator[](std::size_t index) { return places_[place(index)]; }
   const Item& operator[](std::size_t index) const { return places_[place(index)]; }
   Item& front() { return places_[first_]; }
