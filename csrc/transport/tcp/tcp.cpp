@@ -60,8 +60,8 @@ Status TcpTransport::attach(int peer, std::vector<UniqueFd> sockets, std::string
   if (Status status = check_attach(peer, sockets); !status.ok()) return status;
   auto link = std::make_unique<TcpLink>(peer, std::move(address), sockets_.get(), &turns_);
   Status status = link->open(std::move(sockets));
-  // Sockets that are read directly are watched here once, so that a refusal
-  // shows now and not later.
+  // Adds each socket to the epoll set once, even if it is read directly, so that attach() reports a
+  // refusal.
   if (status.ok()) status = link->watch(Watch::kInput);
   if (stream_count_ + link->stream_count() <= kStreamsReadDirectly) {
     (void)link->watch(Watch::kNothing);
@@ -93,9 +93,9 @@ bool TcpTransport::poll() {
   return look_for_silence() || moved;
 }
 
-// Writes the segments that wait for this poll in the order of their commits to the peers, with one
-// call on each socket for each run of segments to one peer. A plan that sends to several peers in
-// turns so reaches all of them at the same time, and not one after the other.
+// Writes the segments that wait for this poll, in the order of their commits. Consecutive segments
+// to one peer take one call on each socket. So the peers of a plan that alternates between them
+// receive at the same time.
 bool TcpTransport::flush_in_turns() {
   bool moved = false;
   for (std::size_t begin = 0, end = 0; begin < turns_.size(); begin = end) {
@@ -111,8 +111,8 @@ bool TcpTransport::flush_in_turns() {
   return moved;
 }
 
-// While all news comes on one socket, reads the others only now and then: reading a socket costs as
-// much as all other work for a short message.
+// While all input comes from one socket, reads the others only every kFavourLooks-th time: reading
+// a socket costs as much as all other work for a short message.
 bool TcpTransport::receive_all() {
   if (favour_.streak >= kFavourAfter && ++favour_.looks % kFavourLooks != 0) {
     return favour_.link->receive(favour_.index);
@@ -191,8 +191,7 @@ bool TcpTransport::has_unsent() const {
                      [](const TcpLink* link) { return link->has_output(); });
 }
 
-// Keeps receiving meanwhile; otherwise two ranks that close at the same time
-// would wait for each other.
+// Receives meanwhile; otherwise two ranks that close at the same time would wait for each other.
 void TcpTransport::flush_until(Nanoseconds deadline) {
   while (has_unsent()) {
     if (poll()) continue;

@@ -70,9 +70,9 @@ class TcpTransport final : public Transport, private OutputQueue {
   static constexpr std::size_t kStreamsReadDirectly = 3;
 
   // `doorbell_` watches `sockets_` only while armed, so that arming costs one call and the
-  // doorbell is quiet otherwise. `sockets_` watches all sockets; if they are read directly,
-  // only while armed, because a sender on the same host notifies the watcher of a watched
-  // socket even if it is awake.
+  // doorbell is quiet otherwise. `sockets_` watches all sockets. If they are read directly, it
+  // watches them only while armed: a sender on the same host notifies the epoll set of a watched
+  // socket even while the socket's owner is awake.
   UniqueFd sockets_;
   UniqueFd doorbell_;
   std::vector<std::unique_ptr<TcpLink>> by_rank_;
@@ -80,7 +80,7 @@ class TcpTransport final : public Transport, private OutputQueue {
   std::vector<WaitingSegment> turns_;  // see TcpStreams::turns
   std::size_t stream_count_ = 0;
 
-  // The socket that the last news came from, and how many times in a row.
+  // The socket of the last input, and how many reads in a row had input from it.
   struct Favour {
     TcpLink* link = nullptr;
     std::size_t index = 0;
@@ -88,7 +88,7 @@ class TcpTransport final : public Transport, private OutputQueue {
     std::uint32_t looks = 0;
   };
   static constexpr std::uint32_t kFavourAfter = 8;
-  static constexpr std::uint32_t kFavourLooks = 8;  // every eighth look reads all sockets
+  static constexpr std::uint32_t kFavourLooks = 8;  // every eighth read is of all sockets
   Favour favour_;
   Nanoseconds next_look_ = 0;
   Nanoseconds read_all_at_ = 0;     // time of the last read of every socket

@@ -156,8 +156,8 @@ bool TcpLink::conclude() {
   return true;
 }
 
-// Receives what arrived on the other sockets before the loss. The peer may be faulty, so the number
-// of rounds is bounded; within the credits they suffice.
+// Receives the segments that arrived on the other sockets before the loss. The number of rounds is
+// bounded, because the peer may be faulty; it suffices for a peer that keeps to its credits.
 void TcpLink::read_the_rest() {
   constexpr int kRounds = 16;
   for (Socket& socket : sockets_) {

@@ -1,7 +1,7 @@
 // The segments of a TCP link's channels: counters, slot buffers and credits. The streams
-// (tcp_stream.h) frame the segments and move their bytes; the channels (tcp_channel.h) are what the
-// users of the transport see. The segments of a channel may take several streams and thus arrive
-// out of order; both ends identify them by their numbers. WIRE.md explains the credits.
+// (tcp_stream.h) frame the segments and move their bytes; the executor and the engine use them
+// through the channels (tcp_channel.h). The segments of a channel may take several streams and thus
+// arrive out of order; both ends identify them by their numbers. WIRE.md explains the credits.
 //
 // Threads: those of the Transport. A link owns them, and they outlive its streams and channels.
 #pragma once

@@ -68,7 +68,7 @@ std::string to_text(const SocketEnds::End& end) {
 
 // Replaces bbr, which paces for the internet and is slow on loopback and local networks. The
 // creator of a socket should choose before it connects: a socket that began with bbr keeps pacing
-// by timers, whatever is set here.
+// by timers even after this call.
 void choose_congestion_control(int fd) {
   char name[16] = {};
   socklen_t bytes = sizeof(name) - 1;

@@ -15,9 +15,8 @@ namespace {
 
 // A single write of this size may leave a remainder that the kernel holds back; less is one packet.
 constexpr std::size_t kPushBytes = 32 * 1024;
-// Longer segments wait for the next poll(), so that segments that are committed meanwhile leave in
-// the same call, unless segments for other peers lie between them; fewer and larger calls are
-// faster (WIRE.md, "Gathered segments").
+// Segments of at least this length wait for the next poll(). Then consecutive segments to one peer
+// leave in one call (WIRE.md, "Gathered segments").
 constexpr std::size_t kGatheredBytesMin = 16 * 1024;
 // Up to this length a payload is copied behind its header.
 constexpr std::size_t kJoinedBytes = 1024;

@@ -2,8 +2,7 @@
 // channels. It never blocks, allocates nothing after a channel's first use, and never
 // trusts a number from the peer.
 //
-//   receive:  socket -> header buffer -> judge() -> payload directly into its channel's slot
-//   buffer;
+//   receive:  socket -> header buffer -> judge() -> payload directly into a slot buffer;
 //             after a few equal long segments one call reads several predicted frames at once
 //   flush:    the notice, then segments in the order of their commits, then a bare credit if one is
 //             due and no other frame has included it, then the goodbye; many frames per system call
