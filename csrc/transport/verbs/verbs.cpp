@@ -201,7 +201,7 @@ bool Medium::take_from(Device& device, bool* news) {
 bool Medium::take(const ibv_wc& completion) {
   const std::uint32_t number = Queue::number_of(completion.wr_id);
   VerbsLink* owner = by_rank_[static_cast<std::size_t>(Rail::peer_of(number))].get();
-  if (owner == nullptr) return false;  // its pair was destroyed by forget()
+  if (owner == nullptr) return false;  // forget() has destroyed its pair
   VerbsLink& link = *owner;
   bool changed = false;
   if (completion.status != IBV_WC_SUCCESS) {
@@ -221,7 +221,7 @@ bool Medium::has_new_notices() {
   return std::exchange(seen_notices_, received) != received;
 }
 
-// Called only when every queue was found empty: a queue with completions may hold a goodbye.
+// Called only after a poll has found every queue empty: a queue may hold the peer's goodbye.
 bool Medium::judge() {
   failures_ = false;
   const Nanoseconds now = clock_.now();
@@ -282,7 +282,7 @@ bool Medium::look_at_events() {
   return (graces && end_graces(looked_)) || changed;
 }
 
-// Ends the grace periods that are over. Starts those of links whose ports are in trouble.
+// Ends the grace periods that are over. Starts a grace period for each link with a port in trouble.
 bool Medium::end_graces(Nanoseconds now) {
   bool changed = false;
   Nanoseconds next = kForever;

@@ -5,7 +5,7 @@
 // and rules.
 //
 // The first transport opens libibverbs. In a build without its header, all functions here exist and
-// report that.
+// report that it is missing.
 #pragma once
 
 #include <cstddef>

@@ -67,7 +67,7 @@ bool VerbsSendChannel::hand_over(const SegmentHeader& header, const std::byte* d
   return true;
 }
 
-// Sets the source of the next segment, whose slot is free.
+// Sets the source of the next segment. Requires: the slot of the segment is free.
 void VerbsSendChannel::set_source(const Source& source) {
   const std::size_t slot = committed_ % kVerbsDepth;
   sources_[slot] = source;

@@ -53,8 +53,8 @@ class VerbsSendChannel final : public SendChannel, SourceRecord, ZeroCopySender,
   std::byte* reserve(std::size_t bytes) override;
   void commit(const SegmentHeader& header) override;
   bool hand_over(const SegmentHeader& header, const std::byte* data) override;
-  // False also while committed segments wait for the device, because their owner may not poll for a
-  // long time.
+  // Also false while committed segments wait for the device: their owner may not poll for a long
+  // time after it is true.
   bool drained() override;
   SendCapabilities capabilities() override {
     return {.sources = this, .zero_copy = this, .regions = this};
@@ -95,7 +95,7 @@ class VerbsSendChannel final : public SendChannel, SourceRecord, ZeroCopySender,
   // user memory.
   static constexpr std::size_t kInPlaceBytesMin = 16 * 1024;
 
-  // Memory outside of the slots that the device reads or will read.
+  // Memory that the device reads or will read, outside of the slots.
   struct Source {
     const std::byte* data = nullptr;  // nullptr: there is no source
     std::size_t bytes = 0;

@@ -9,8 +9,8 @@
 
 namespace pycoll::transport {
 
-// A port of an RDMA device: the device's name ("mlx5_0"), the port number from 1, and the index of
-// an address in the port's GID table (for RoCE an address of version 2).
+// A port of an RDMA device: the device's name ("mlx5_0"), the port number from 1, and an index in
+// the port's GID table. For RoCE the entry must be an address of version 2.
 struct VerbsPort {
   std::string device;
   int port = 1;

@@ -86,9 +86,9 @@ Registration* Registrations::find_kept(std::uintptr_t begin, std::size_t bytes) 
   return nullptr;
 }
 
-// Pinned private memory is unsafe across a fork on older kernels. Either it is hidden from the
-// children, which then crash when they access it, or a store of the parent replaces its pages while
-// the device keeps the old ones.
+// Pinned private memory is unsafe across a fork on older kernels. Some kernels hide it from the
+// children, which crash when they access it. In others a store of the parent replaces its pages,
+// while the device keeps the old pages.
 bool Registrations::children_have_copies() {
   const auto fork_state = device_.api().is_fork_initialized;
   if (fork_state != nullptr && fork_state() == kForkUnneeded) return true;
@@ -112,7 +112,7 @@ bool Registrations::keep(std::byte* data, std::size_t bytes) {
   Owned<ibv_mr> region(device_.api().reg_mr(device_.domain(), data, bytes, IBV_ACCESS_LOCAL_WRITE),
                        device_.api().dereg_mr);
   if (region == nullptr) {
-    // This says nothing about arena memory, which is registered in smaller pieces.
+    // This failure does not stop registrations of arena memory, which has smaller pieces.
     refusal_ = refusal_of(bytes, errno);
     return false;
   }
@@ -148,7 +148,7 @@ void Registrations::release(Registration* registration) {
 }
 
 // The piece of the block that contains `data`. Pieces begin at multiples of their size and overlap
-// by the length of a segment, so that a segment is contained in the piece in which it begins.
+// by the length of a segment. So each segment lies in the piece in which it begins.
 Registrations::Extent Registrations::piece_of(const shm::ArenaBlock& block,
                                               const std::byte* data) const {
   const auto at = static_cast<std::size_t>(data - block.begin);
@@ -157,7 +157,8 @@ Registrations::Extent Registrations::piece_of(const shm::ArenaBlock& block,
           std::min(limits_.piece_bytes + kSegmentBytesMax, round_up(block.bytes - first, kPage))};
 }
 
-// Whether so much was copied from a piece that registering it saves time. Counts `bytes` otherwise.
+// Whether enough bytes were copied from a piece that registering it saves time. If not, counts
+// `bytes` as copied.
 bool Registrations::is_worth(const Extent& piece, std::size_t bytes) {
   std::size_t& copied = copied_[reinterpret_cast<std::uintptr_t>(piece.begin)];
   if (copied >= limits_.copied_bytes) return true;

@@ -184,7 +184,8 @@ bool VerbsLink::post_one() {
 
 // Header and payload are one message with one completion. Only a payload for the peer's region is a
 // separate message ahead of the header. A segment with the same header as the previous one on its
-// rail is sent without a header, which would take another packet after a payload of whole packets.
+// rail is sent without a header. After a payload of whole packets the header would take another
+// packet.
 void VerbsLink::post_segment(VerbsSendChannel& channel) {
   const std::uint32_t segment = channel.next();
   Rail& rail = rails[rail_of_segment(channel.number(), segment, rail_count_)];

@@ -38,7 +38,7 @@ class Notices {
   bool owes_receipt() const { return receipt_due_; }
   void send_receipt(Rail& rail);
 
-  // Gives up what has not been sent.
+  // Drops the notices that have not been sent.
   void drop() { waits_ = receipt_due_ = false; }
 
  private:

@@ -1,7 +1,7 @@
 // Watches for signs that the peer or a device has failed: failed requests, the end of the peer's
-// process, and ports in trouble that report no more completions. It gives each sign a grace period,
-// in which the peer's goodbye or the report of a device may arrive, and then names the reason for
-// which the link is lost.
+// process, and ports in trouble that report no more completions. Each sign starts a grace period,
+// in which the peer's goodbye or the report of a device may arrive. After it the watch names the
+// reason for which the link is lost.
 //
 // Threads: those of the Transport.
 #pragma once
@@ -31,8 +31,8 @@ class PeerWatch {
   bool read_liveness(Nanoseconds now);
   void drop_liveness() { liveness_.reset(); }
 
-  // A request of that device has failed. judge() decides what follows, after all earlier
-  // completions have been taken: the peer may have closed in good order on another device.
+  // A request of that device has failed. judge() decides whether the link is lost, after all
+  // earlier completions have been taken: the peer may have closed in good order on another device.
   void note_failure(Device& device, ibv_wc_status status);
   // The device has completed a request, so its port is not silent.
   void note_completion() { silence_ends_ = kForever; }
