@@ -54,9 +54,9 @@ std::size_t idle_bytes_max() {
   return bytes;
 }
 
-// Makes the huge page that contains `memory` one page, even if the system does not do so by itself
-// for shared files (Linux 6.1 or later). The kernel refuses a range without any page, so the first
-// byte is written before.
+// Puts the small pages around `memory` into one huge page, where the system does not do so by
+// itself for shared files. Needs Linux 6.1 or later. The kernel refuses a range without any page,
+// so this writes a byte first.
 void collapse(std::byte* memory) {
   enum : int { kUntried, kWorks, kUnknown };  // kUnknown: the kernel does not know the request
   static std::atomic<int> state{kUntried};
@@ -188,7 +188,7 @@ std::size_t Arena::prepared_bytes_max() {
   return bytes;
 }
 
-// Tries several times, because collapsing a huge page may fail temporarily.
+// Tries several times, because collapse() may fail temporarily.
 bool Arena::gives_huge_pages() {
   constexpr int kTrials = 3;
   for (int trial = 0; trial < kTrials; ++trial) {
@@ -434,8 +434,7 @@ ArenaFile Arena::file() {
   return {generation_, bytes_, key_, fd_.get()};
 }
 
-// The behaviour of an arena when its process forks: shared memory looks like ordinary memory to
-// parent and child.
+// The arena's part in a fork: to parent and child, kCopied allocations behave like ordinary memory.
 
 bool Arena::ready_to_fork(std::string* why) {
   Arena* arena = current.load(std::memory_order_acquire);

@@ -1,7 +1,7 @@
 // Memory of this process that ranks on the same host may read and write in place.
 // pycoll.empty() returns such memory, and NumPy's allocator does if the program enables it. A
-// sender can expose a payload in the arena for a zero-copy read, and a receiver can offer its
-// part of the arena as a write window.
+// sender can expose a payload in the arena for a zero-copy read. A receiver can offer memory of its
+// arena as a write window.
 //
 // The arena is one anonymous sparse file, longer than it will ever need to be. The first
 // allocation creates it, and the end of the last one closes it unless stay() keeps it. A peer
@@ -34,14 +34,14 @@ struct ArenaFile {
   int fd = -1;
 };
 
-// Receives the ranges of freed memory, so that it can discard what it has noted about them.
+// Receives the ranges of freed memory, so that it can discard its records of them.
 class ArenaWatcher {
  public:
   virtual ~ArenaWatcher() = default;
 
   // [begin, begin + bytes) was one allocation. When this returns it is free or no longer in the
   // file. Called on the thread that frees or forks, under the arena's lock: the function may take
-  // locks of its own, but must call only find() and generation() of the arena.
+  // other locks, but of the arena it must call only find() and generation().
   virtual void note_freed(const std::byte* begin, std::size_t bytes) = 0;
 };
 
@@ -51,7 +51,7 @@ struct ArenaBlock {
   std::size_t bytes = 0;
 };
 
-// The way in which a forked child has an allocation.
+// How a forked child sees an allocation.
 enum class InChild : std::uint8_t {
   kShared,  // the same memory: parent and child see each other's writes
   kCopied,  // a copy, as with ordinary memory
@@ -68,8 +68,9 @@ enum class Content : std::uint8_t { kAny, kZeros };
 // its copies, the child ends with SIGABRT and a text before any of its code runs. ready_to_fork()
 // detects that beforehand.
 //
-// Limit: a device or system call that writes to such memory by its pages (O_DIRECT, io_uring, RDMA)
-// during a detachment writes to pages that belong to nothing. The arena cannot detect that.
+// Limit: O_DIRECT, io_uring and RDMA write to the pages behind an address. If one of them writes to
+// a kCopied allocation while a fork is detaching it, the bytes are lost. The arena cannot detect
+// that.
 class Arena {
  public:
   // The size of a huge page of shared files. Allocations of at least this length start at a
@@ -91,7 +92,8 @@ class Arena {
   // An allocation of up to this many bytes has physical memory from the beginning. A longer one
   // gets memory when it is written.
   static std::size_t prepared_bytes_max();
-  // Whether the system gives the arena huge pages, without which it is slower than ordinary memory.
+  // Whether the system gives the arena huge pages. Without them its memory is slower than ordinary
+  // memory.
   bool gives_huge_pages();
   // Frees an allocation. In a forked child, freeing the parent's memory only releases the child's
   // own copy of it.
@@ -110,9 +112,9 @@ class Arena {
   // Whether `data` is memory of allocate(), of this process or of one that it was forked from,
   // detached or not. Takes no lock and makes no system call, because every free() calls it.
   static bool owns(const std::byte* data);
-  // Retains the allocation that contains `data`, because a peer may still write to it and its
-  // writes must not reach any other array. A kCopied allocation leaves the file now if the system
-  // allows it. Once freed, its place is never allocated again. No effect on other memory.
+  // Retires the place of the allocation that contains `data`: a peer may still write there, and
+  // must not reach another array. A kCopied allocation leaves the file now if the system allows it.
+  // After the allocation is freed, its place is never allocated again. No effect on other memory.
   void keep(const std::byte* data);
 
   // Moves a detached allocation back into the file. False if [data, data + bytes) is not one whole
@@ -125,7 +127,8 @@ class Arena {
   // handlers also cover memory that is allocated between this call and the fork.
   [[nodiscard]] static bool ready_to_fork(std::string* why);
 
-  // Whether the file stays open without allocations, for the next one. False at first.
+  // Sets whether the file stays open without allocations, so that the next allocation finds it
+  // open. False at first.
   void stay(bool stays);
 
   // Reports all memory that is freed from now on to `watcher`, until unwatch() returns. Watch the

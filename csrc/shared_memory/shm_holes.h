@@ -14,7 +14,7 @@ struct Hole {
 };
 
 // Holes never touch each other. One thread at a time. Every call takes logarithmic time in the
-// number of holes. Exception: take() with an alignment larger than the smallest length in use.
+// number of holes, except take() with an alignment larger than the smallest length in use.
 class Holes {
  public:
   void reset(Hole whole);

@@ -27,8 +27,8 @@ class Mapping {
                     std::size_t alignment = 1);
 
   // Maps a long sparse file of which only the beginning is ever used. No part may be
-  // touched before cover(). The uncovered part takes no memory, even if the process has
-  // locked all its memory (mlockall).
+  // touched before cover(). The part that cover() has not reached takes no memory, even if the
+  // process has locked all its memory (mlockall).
   static Status map_bare(int fd, std::size_t bytes, std::size_t alignment, Mapping* made);
   // Allows access to the first `end` bytes of a map_bare(), and writes if `writable`. False if the
   // system refuses. One thread at a time.
@@ -47,17 +47,17 @@ class Mapping {
   std::size_t covered_ = 0;  // after map_bare()
 };
 
-// Creates an anonymous file of `bytes` zeros that can neither shrink nor grow. It is in no
-// folder: it ends with its last mapping or descriptor, however its owner dies.
-// /proc/PID/maps shows `title`.
+// Creates an anonymous file of `bytes` zeros that can neither shrink nor grow. It is in no folder,
+// so it ends with its last mapping or descriptor, even if its owner is killed. /proc/PID/maps shows
+// `title`.
 Status create_shared_file(std::size_t bytes, UniqueFd* made, const char* title = "pycoll");
 
 // Checks that `fd` is a file of `bytes` that cannot shrink. `peer` is for the error text.
 Status check_shared_file(int fd, std::size_t bytes, int peer);
 
 // barrier_everywhere() makes every processor that runs a registered process execute a full memory
-// barrier. Each process on either side calls register_barriers() once. Both return false if the
-// kernel refuses.
+// barrier. Each process that calls it, or that must be reached, calls register_barriers() once
+// before. Both return false if the kernel refuses.
 [[nodiscard]] bool register_barriers();
 [[nodiscard]] bool barrier_everywhere();
 
