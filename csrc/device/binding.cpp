@@ -79,11 +79,11 @@ std::vector<ShareOffsets> share_offsets_of(const executor::BoundPlan& bound,
 
 // The chains of the only lane if its rows may run between two block barriers; empty otherwise.
 //
-// A joined lane waits at the beginning of a tile for all free slots that it needs in it, and
-// releases the received slots at the tile's end. A channel has at most kUsesMax uses per tile. So
-// the slots are free as soon as the peers have ended the tile kDepth / kUsesMax before, whatever
-// they wait for in this one. The rank furthest behind never waits for slots, and its other waits
-// follow the order of the proved plan.
+// At the beginning of a tile a joined lane waits for all slots that it fills in the tile. At the
+// tile's end it releases the slots that it has read. A channel has at most kUsesMax uses per tile.
+// So the slots are free once the peers have ended the tile kDepth / kUsesMax tiles earlier. They do
+// not depend on any wait of the peers in this tile. The rank furthest behind never waits for slots,
+// and its other waits follow the order of the proved plan.
 //
 // No row needs the result of another thread in an earlier row: the same thread handles byte i of a
 // chunk in all rows. Data of Simple and tokens are announced by headers alone, so they need

@@ -83,7 +83,7 @@ Status Communicator::make_parts() {
   return Status();
 }
 
-// A kernel that waits for another rank's kernel must not stand before that one in one queue.
+// A kernel that waits for another rank's kernel must not precede it in one queue of the device.
 Status Communicator::use_stream(StreamHandle stream) {
   if (launched_ && stream == last_stream_) return Status();
   Status status = check_context(*options_.gpu, stream);
@@ -97,7 +97,7 @@ Status Communicator::use_stream(StreamHandle stream) {
   return own_streams_->enter(stream);
 }
 
-// Orders the operation behind the previous one, whatever stream that ran in.
+// Orders the operation behind the previous one, which may have run in another stream.
 Status Communicator::follow(StreamHandle stream, std::uint64_t capture) {
   if (capture != 0) {
     const bool same = last_captured_ != nullptr && last_captured_->capture() == capture;

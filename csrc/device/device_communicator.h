@@ -2,7 +2,7 @@
 // the device. It owns the thread that watches launched operations, the marks, the registered arrays
 // and the memory of steps, each an object of its own.
 //
-// Operations run in the order of their calls, whatever their streams are. A call returns before its
+// Operations run in the order of their calls, also across streams. A call returns before its
 // operation can fail. Every later call and every query of a Mark returns the failure, which is the
 // failure of the host's communicator, too.
 #pragma once

@@ -104,7 +104,7 @@ Status bind(const P2PBatch& messages, const executor::CollectiveRequest& request
   for (const DeviceMessage& one : messages.all) {
     manner.shares = std::max(manner.shares, shares_of(one, shares_max));
   }
-  // As if all sent messages were one array, and all received ones another.
+  // Treats all sent messages as one array, and all received ones as another.
   executor::CollectiveRequest joined = request;
   joined.parts.clear();
   Binding made;

@@ -1,9 +1,9 @@
 // Messages between two ranks as rows. One launch of a rank runs a part of an all_to_all of bytes:
 // the rows of the messages that it was asked for.
 //
-// Messages use a channel number of their own, kMessageNumber, and always Simple. So both ends find
-// the same segments, whatever else each of them launches, and a different tag or length is a
-// mismatch.
+// Messages use the channel number kMessageNumber, which collectives do not use, and always Simple.
+// So both ends agree on the segments even if they launch different other operations. A different
+// tag or length is a mismatch.
 #pragma once
 
 #include <cstddef>

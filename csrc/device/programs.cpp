@@ -103,7 +103,7 @@ Status Programs::find(const Job& job, const Destination& where, LoadedProgram** 
     if (!status.ok()) return status;
     *found = &(known_[key] = made);
   }
-  // A graph may be launched in any stream, where nothing would wait for the copy.
+  // A graph may be launched in any stream, and that stream would not wait for the copy.
   return where.captured ? upload_.finish() : upload_.before(where.stream);
 }
 

@@ -66,9 +66,8 @@ class Programs {
   Programs& operator=(const Programs&) = delete;
   Status start();
 
-  // The program of a job; the addresses of its arrays are no part of it. Work put in the stream
-  // from now on finds the program on the device. The host waits only if the stream is captured, for
-  // a copy.
+  // The program of a job, for arrays at any addresses. Work put in the stream from now on finds the
+  // program on the device. The host waits only if the stream is captured, for a copy.
   Status find(const Job& job, const Destination& where, LoadedProgram** found);
   // The text of the program's operation, for errors.
   std::string name(std::uint32_t label) const;

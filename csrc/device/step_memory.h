@@ -20,7 +20,7 @@ class StepMemory {
   StepMemory(std::shared_ptr<const Gpu> gpu, Upload& upload, std::mutex& mutex)
       : gpu_(std::move(gpu)), upload_(upload), mutex_(mutex) {}
 
-  // Memory for the steps of an operation, at least so many bytes, with any content. Operations use
+  // Memory for the steps of an operation, at least `bytes` bytes, with any content. Operations use
   // the same memory in their order, in graphs as well. It grows by new memory. kTransport where the
   // device has too little.
   Status scratch(std::size_t bytes, Address* memory);

@@ -35,7 +35,8 @@ class Watch {
   // holds for launched operations and for replayed graphs.
   void set_timeout(Nanoseconds timeout) { timeout_ = timeout; }
 
-  // Looks once; cheap. True if the kernels have been told to stop, by any cause.
+  // Reads the beats and tells the kernels to stop after the deadline. True if they have been told
+  // to stop, for any reason. Cheap.
   bool look();
   // How long the longest-running block has been running, as of the last look; zero if none runs.
   Nanoseconds running() const { return running_; }
@@ -44,10 +45,10 @@ class Watch {
   // reason stays.
   void give_up(Status reason);
 
-  // Call once the kernels have ended. Returns ok, the reason of give_up(), kMismatch naming the
-  // rank whose segment belonged to another operation, kReduction naming a rank whose codes do not
-  // decode, or kTimeout naming the ranks that were waited for. Later operations fail with the same
-  // status, since the counters of ports no longer agree.
+  // Requires: the kernels have ended. Returns ok, or the reason of give_up(). Otherwise the status
+  // names ranks: for kMismatch the sender of a segment of another operation, for kReduction the
+  // sender of codes that do not decode, and for kTimeout the ranks that were waited for. Later
+  // operations fail with the same status, since the counters of ports no longer agree.
   Status outcome();
   // The text of the operation that began last.
   std::string operation() const;

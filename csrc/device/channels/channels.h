@@ -1,6 +1,6 @@
 // The channels between the devices of a communicator's ranks: each rank's channel memory, mapped by
-// the ranks that reach it, host memory for the other ranks, and the ports to both in this rank's
-// device memory.
+// the ranks that reach it; host memory for the other ranks; and, in this rank's device memory, the
+// ports to both.
 #pragma once
 
 #include <cstdint>

@@ -29,14 +29,15 @@ std::string to_told(const std::vector<Finding>& mine);
 // kTransport for a text that no rank of this version sends.
 Status from_told(const std::vector<std::string>& texts, Findings* all);
 
-// Both ends of the pair found that their kernels reach the memory, so the pair uses it. Otherwise
-// the host proxy moves the pair's segments.
+// Whether both ends of the pair found that their kernels reach the memory. The pair then uses it.
+// Otherwise the host proxy moves the pair's segments.
 bool is_reached(const Findings& all, std::size_t one, std::size_t other);
 bool is_any_proxied(const Findings& all);
-// The driver refuses to share some rank's memory.
+// Whether the driver refuses to share some rank's memory.
 bool is_any_refused(const Findings& all);
-// For users: why pairs use the host proxy that the machine could join, a line for each reason with
-// the first such pair. `devices` are by rank: "device 0 (NVIDIA H100) of rank 1 (host:4711)".
+// For users: why pairs use the host proxy although the machine could connect their devices. One
+// line for each reason, with its first pair. `devices` are by rank: "device 0 (NVIDIA H100) of rank
+// 1 (host:4711)".
 std::vector<std::string> warnings_of(const Findings& all, const std::vector<std::string>& devices);
 
 }  // namespace pycoll::device

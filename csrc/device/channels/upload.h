@@ -13,8 +13,8 @@
 
 namespace pycoll::device {
 
-// Transfers in order, on a stream of its own. One thread at a time. Requires everywhere: the GPU's
-// context is current.
+// Transfers run in order, on a stream that this object owns. One thread at a time. Requires
+// everywhere: the GPU's context is current.
 class Upload {
  public:
   static Status open(const std::shared_ptr<const Gpu>& gpu, std::unique_ptr<Upload>* upload);
@@ -24,11 +24,11 @@ class Upload {
 
   // Waits until the bytes have arrived; neither this nor the calls below wait for other kernels.
   Status copy(Address to, const void* from, std::size_t bytes);
-  // The other way: waits until the bytes have arrived on the host.
+  // Copies from the device to the host, and waits until the bytes have arrived.
   Status fetch(void* to, Address from, std::size_t bytes);
   // As copy() without waiting; `from` may change when this returns.
   Status send(Address to, const void* from, std::size_t bytes);
-  // Work put in `stream` from now on finds the sent bytes in place.
+  // Work put in `stream` from now on runs after the bytes of send() have arrived.
   Status before(StreamHandle stream);
   // Waits until the sent bytes have arrived.
   Status finish();
@@ -39,7 +39,7 @@ class Upload {
   const Reserved& staging() const { return staging_; }
 
  private:
-  // The memory of bytes under way.
+  // The memory of bytes that are being sent.
   struct Sent {
     Pieces::Piece piece;
     std::size_t bytes;

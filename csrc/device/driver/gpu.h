@@ -26,7 +26,8 @@ Status locate(const Driver& driver, const void* address, const std::string& name
 // Threads: every method may be called from any thread at any time.
 class Gpu {
  public:
-  // Makes the GPU's context current on this thread during its lifetime, whatever was current.
+  // Makes the GPU's context current on this thread during its lifetime. Afterwards the context
+  // before it is current again.
   class Current {
    public:
     explicit Current(const Gpu& gpu);
@@ -55,8 +56,8 @@ class Gpu {
   };
 
   // The right to launch grids whose blocks all run at once. One holder per device and process.
-  // Drivers may run such grids one after the other; two communicators whose ranks meet on several
-  // devices in different order would then wait for each other for ever.
+  // Drivers may run such grids one after the other. If two communicators shared devices, device A
+  // could run one of them first and device B the other; both would wait for ever.
   class Together {
    public:
     explicit Together(std::shared_ptr<const Gpu> gpu);

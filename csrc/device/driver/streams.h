@@ -17,7 +17,8 @@ namespace pycoll::device {
 using LocalStep = std::variant<Copy, Coding, SparseCoding>;
 
 // Steps on this rank's memory that belong to an operation, in order: before it in its stream and
-// after it. None of neighbouring codings of one kind and phase reads what another one writes.
+// after it. Neighbouring codings of one kind and phase may run at the same time: none of them reads
+// memory that another one of them writes.
 struct Copies {
   std::vector<LocalStep> before;
   std::vector<LocalStep> after;

@@ -4,9 +4,8 @@
 // have written.
 //
 // A card reports arrivals by a write to host memory, which may overtake the payload on its way to
-// the device. So one of two things must hold before the host lets a kernel read the payload: the
-// device keeps such writes in order, or the host flushes them. Where neither is possible, cards
-// must not write there.
+// the device. So either the device keeps such writes in order, or the host flushes them before it
+// lets a kernel read the payload. Where neither is possible, cards must not write there.
 #pragma once
 
 #include <cstddef>
@@ -23,7 +22,7 @@ namespace pycoll::device {
 enum class CardOrder : std::uint8_t {
   kKept,     // nothing
   kFlushed,  // flush_card_writes()
-  kNone,     // nothing helps: cards must not write there
+  kNone,     // not possible: cards must not write there
 };
 CardOrder card_order(const Gpu& gpu);
 

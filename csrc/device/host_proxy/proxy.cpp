@@ -19,7 +19,7 @@ constexpr std::uint32_t kEagerLooks = 200;
 constexpr std::uint32_t kShortRests = 1000;
 constexpr std::chrono::microseconds kShortRest{50};
 constexpr std::chrono::microseconds kLongRest{500};
-// Released slots are reported in steps of this many, so that not every segment costs a message.
+// Released slots are reported in batches of this many, so that not every segment costs a message.
 constexpr std::uint64_t kSpaceStep = kDepth / 2;
 // The channel of a wire that reports released slots; the numbers below are device channels.
 constexpr std::uint32_t kSlotBufferChannel = transport::kChannelsMax - 1;
@@ -114,7 +114,8 @@ Status HostProxy::start() {
 
 void HostProxy::run() {
   for (std::uint32_t idle = 0;;) {
-    // Read before the pass: kernels may write behind its back, and their rank may leave after that.
+    // Read before the pass: a kernel may write a segment during the pass, and its rank may then
+    // leave.
     const bool leaving = leaving_.load(std::memory_order_acquire);
     const bool moved = pass();
     if (leaving && is_over(moved)) return;

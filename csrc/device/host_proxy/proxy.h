@@ -1,6 +1,6 @@
 // The host proxy: channels between ranks whose devices do not reach each other. A thread moves
-// segments between host memory, which kernels access as if it were a peer's channel memory, and
-// wires to the hosts of those ranks.
+// segments between host memory and wires to the hosts of those ranks. Kernels access the host
+// memory as if it were a peer's channel memory.
 //
 //   kernel       writes slot and header of an outgoing end
 //   host proxy   sends both, releases the slot     --->   writes slot and header of an incoming end
@@ -56,7 +56,7 @@ class HostProxy {
     std::vector<Way> ways;
     // Makes bytes that cards have reported visible to kernels; empty where nothing has to be done.
     std::function<Status()> flush;
-    // Used by this proxy alone. A peer is reached by the first wire that has a link to it.
+    // The wires, which only this proxy uses. A peer is reached by the first wire with a link to it.
     std::vector<std::shared_ptr<transport::Transport>> wires;
     std::vector<std::string> names;  // "host:pid", by rank
     std::shared_ptr<Clock> clock;
@@ -80,7 +80,7 @@ class HostProxy {
   struct Outgoing {
     End end{};
     std::uint64_t step = 0;   // segments sent
-    std::uint64_t read = 0;   // of those, segments that nothing on this side reads any more
+    std::uint64_t read = 0;   // of those, segments that no thread or card reads now
     std::uint64_t freed = 0;  // of those, segments that the far end has released
   };
   struct Incoming {

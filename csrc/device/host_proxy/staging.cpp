@@ -154,8 +154,8 @@ Status Staging::begin(const std::vector<Terms>& all,
     for (const auto& one : made) give_back(*one);
     return status;
   }
-  // Sends come first: a wait for a received message of the group must not stand in front of a send
-  // in the same stream.
+  // Sends come first: a wait for a received message of the group must not precede a send in the
+  // same stream.
   std::vector<std::shared_ptr<StagedMessage>> ordered = made;
   std::stable_partition(ordered.begin(), ordered.end(),
                         [](const auto& one) { return one->terms.sends; });

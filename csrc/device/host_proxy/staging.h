@@ -7,13 +7,13 @@
 //           thread   behind the mark: starts the host's message; when it has arrived, writes a word
 //   join    stream   waits for the word, then copies the message to the array
 //
-// If a message has arrived before any stream waits for it, the thread copies it, in a stream of its
-// own. So a stream waits for hosts alone, or for copies whose bytes have arrived. It never waits
-// for work that may stand behind it in a queue of the device.
+// If a message has arrived before any stream waits for it, the thread copies it in the thread's
+// stream. So a stream waits only for hosts, or for copies whose bytes have arrived. It never waits
+// for work that may be queued behind it on the device.
 //
-// Messages of one direction, peer and tag start in the order of their calls, whatever their
-// streams; no other message waits for them. A failed message fails the host's communicator. Its
-// word is written as well, so that streams continue; the content of the array is then undefined.
+// Messages of one direction, peer and tag start in the order of their calls, also across streams.
+// No other message waits for them. A failed message fails the host's communicator. Its word is
+// written as well, so that streams continue; the content of the array is then undefined.
 #pragma once
 
 #include <atomic>

@@ -3,9 +3,9 @@
 //   for tile: for row: wait for free slots, segments -> combine -> target, slots -> publish,
 //   release
 //
-// It runs the same rows in the same order as executor/execution.cpp, with threads, and folds
-// operands from the left as that does, so results have the same bits. A row has two block barriers,
-// before and after its bytes. A joined lane has two barriers per tile in all:
+// It runs the same rows in the same order as executor/execution.cpp, and also folds operands from
+// the left. So both executors give the same bits. A row has two block barriers, before and after
+// its bytes. A joined lane has two barriers per tile in all:
 //
 //   for tile: wait for all slots, publish -> for row: combine -> target, slots -> release all
 #pragma once
@@ -198,7 +198,8 @@ class Executor {
     if (!receives() && !sends()) return;
     const Slot slot = shared_.slots[thread()];
     if (receives()) return store_release(slot.port->credit, slot.step + 1);
-    // The barrier before this put the writes of all threads of the block in front of it.
+    // The writes of all threads of the block came before the last block barrier, so the fence
+    // covers them.
     if (fences()) fence();
     publish(slot);
   }

@@ -48,10 +48,10 @@ inline constexpr std::uint32_t kRegisteredMax = 64;
 inline constexpr std::uint64_t kNotRegistered = ~std::uint64_t{0};
 
 // The receiver of a channel offers its registered output to the sender as a write window. The
-// sender may then write directly to the output what the receiver would only copy there from a slot.
-// The window lies behind the credit. It holds for the two launches, one at each end, that began at
-// that step of the channel. The sender never waits for a window. The receiver writes it once per
-// launch, `begun` last.
+// sender may then write segments directly to the output that the receiver would only copy there
+// from a slot. The window lies behind the credit. It holds for the two launches, one at each end,
+// that began at that step of the channel. The sender never waits for a window. The receiver writes
+// it once per launch, `begun` last.
 struct WriteWindow {
   std::uint64_t begun;      // 1 + the channel's step
   std::uint64_t uses;       // bit i: the channel's i-th use in a tile, see plan::DirectWrites
@@ -64,7 +64,7 @@ struct WriteWindow {
 // Direct-write data of a channel, which its lane reads before its first row.
 struct DirectWrite {
   std::uint64_t uses;  // WriteWindow::uses that the receiving end offers; 0 at the sending end
-  std::uint32_t lane;  // whose rows use the channel
+  std::uint32_t lane;  // the lane whose rows use the channel
   std::uint32_t reserved;
 };
 

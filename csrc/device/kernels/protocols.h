@@ -223,16 +223,16 @@ class Ll128 {
 //            that store before the writer's next stores
 //
 // The reader judges each word of 8 bytes by itself, so the order of arrival does not matter. Data
-// are never rewritten on the way. In steps that clean, among them the first kDepth ones, all data
-// travel as lines, the writer writes all lines, and the reader empties all packs. So memory may
-// begin with any content but lines of such a step; zeros are not such lines.
+// are never rewritten on the way. Some steps clean, among them the first kDepth ones. In these all
+// data travel as lines, the writer writes all lines, and the reader empties all packs. So the
+// memory may begin with any content except lines of such a step. Zeros are not such lines.
 class Pattern {
  public:
   static constexpr bool kDataBehindHeader = false;
   static constexpr std::uint32_t kParts = 1 + 2;  // of a slot, of equal bytes: packs, lines
-  // Every pattern is possible data; this one is rare. It is a NaN in every format of 16, 32 or 64
-  // bits. It is no repetition of a shorter pattern, so no array of equal elements below 8 bytes is
-  // full of it.
+  // Data may contain every pattern, but rarely this one. It is a NaN in every format of 16, 32 or
+  // 64 bits. It is no repetition of a shorter pattern, so no array of equal elements below 8 bytes
+  // is full of it.
   static constexpr std::uint64_t kEmpty = 0xffd3'7fe5'ffa9'7fb7;
   PYCOLL_DEVICE explicit Pattern(const Program& program)
       : packs_(program.slot_stride / kParts / kPackBytes) {}
@@ -290,9 +290,9 @@ class Pattern {
       clear(pack_at(slot, unit));
     }
   }
-  // A strong store, although in the reader's own memory: only strong accesses to one place keep the
-  // order of the read and the next write. Paired with the release in close_slots() of executor.h,
-  // behind the block barrier.
+  // A strong store, although the place is in the reader's memory: only strong accesses to one place
+  // keep the order of this store and the writer's next store. Paired with the release in
+  // close_slots() of executor.h, behind the block barrier.
   PYCOLL_DEVICE static void clear(Pack* place) { store16_relaxed(place, {kEmpty, kEmpty}); }
 
  private:

@@ -81,7 +81,7 @@ Shape shape_at(std::uint32_t size, std::uint32_t blocks, std::uint32_t level, bo
     const auto protocol = static_cast<Protocol>(i);
     std::uint32_t& bytes = shape.segment_bytes[i];
     bytes = std::max(kSegmentBytesMin, bytes >> level);
-    // Messages and large operations use Simple, whatever protocol collectives use.
+    // Messages and large operations use Simple, even where `only` names another protocol.
     const bool is_used = protocol == only.value_or(Protocol::kPattern);
     if (!is_used && protocol != Protocol::kSimple) bytes = kPackBytes;
   }

@@ -15,7 +15,7 @@
 namespace pycoll::device {
 namespace {
 
-// Another process that opens memory in a unit of its own sees no neighbours.
+// Memory that fills whole units shows no neighbours to another process that maps it.
 constexpr std::size_t kDeviceUnit = std::size_t{2} << 20;
 constexpr std::size_t kHostUnit = 4096;
 constexpr std::size_t kPiecesBytes = std::size_t{2} << 20;

@@ -39,8 +39,8 @@ using Signs = kernels::SignValues<ThreadLane>;
 // 32nd quad of the block.
 class CodeBlock {
  public:
-  // `number`: of the block in its part. The block has no values if it lies behind the end of a part
-  // shorter than the longest one, or if the part is not encoded.
+  // `number`: of the block in its part. The block has no values if it lies behind the end of its
+  // part, or if the part is not encoded.
   PYCOLL_DEVICE CodeBlock(const Coding& coding, const Cuts& cuts, std::uint32_t part,
                           std::uint64_t number)
       : coding_(coding), kind_(coding.codec.kind), lane_(thread() % kWarp) {

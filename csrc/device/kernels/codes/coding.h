@@ -14,8 +14,8 @@ namespace pycoll::device {
 // at most, and the longer ones come first. Codes of part i, or of row i, begin at codes + i *
 // stride.
 //
-//   kEncode  encodes each part but `own`. With `rests`, the values are first added to them, and
-//            `rests` get what the codes leave out.
+//   kEncode  encodes each part but `own`. If `rests` is set, encodes the sums of values and rests.
+//            The rests become the parts of the sums that the codes leave out.
 //   kFold    values of `result` are the sums of `rows` rows in order: row `own` has the values of
 //            `values` as they are, and the others decode their codes. Then divides by `divisor`,
 //            unless that is 0. There is one part.
@@ -48,7 +48,8 @@ struct Coding {
 };
 inline constexpr std::uint32_t kNoPart = ~0u;
 
-// The steps of one launch. None of them reads what another one writes.
+// The steps of one launch, which run at the same time. No step reads memory that another step
+// writes.
 inline constexpr std::uint32_t kCodingsMax = 32;
 struct Codings {
   Coding each[kCodingsMax];  // entries from `count` on are not read

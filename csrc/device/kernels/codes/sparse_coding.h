@@ -15,7 +15,7 @@ namespace pycoll::device {
 //
 // A key is the magnitude of a value as a whole number; all NaN have one key, the largest. The bound
 // is the smallest key that is chosen, and is found digit by digit. The steps of an array run one
-// after the other, each in a launch of its own:
+// after the other, each in its own launch:
 //
 //   kCount   counts the values by their digit number `phase` of the key, of those that begin with
 //            the digits of the bound. Phases 0 to kKeyDigits - 1, in order. In phase 0, values are
@@ -52,8 +52,8 @@ struct SparseCoding {
 };
 inline constexpr std::uint64_t kSparseCountMax = std::uint64_t{1} << 32;
 
-// The steps of one launch. None of them reads what another one writes; those of kCheck add to one
-// word of an array.
+// The steps of one launch. They run at the same time: no step reads memory that another step
+// writes. Steps of kCheck may add to the same word of an array.
 inline constexpr std::uint32_t kSparseCodingsMax = 32;
 struct SparseCodings {
   SparseCoding each[kSparseCodingsMax];  // entries from `count` on are not read
@@ -69,7 +69,7 @@ inline constexpr std::uint32_t kDigits = 1u << kDigitBits;
 inline constexpr std::uint32_t kKeyDigits = 32 / kDigitBits;
 
 // Values or codes that a warp works on without a break. There are at most kSectionsMax sections, so
-// that a warp can add up the tallies of all before its own.
+// that a warp can add up the tallies of all earlier sections.
 inline constexpr std::uint64_t kSectionMin = 512;
 inline constexpr std::uint64_t kSectionsMax = 2048;
 inline constexpr std::uint64_t kSectionStep = 128;  // of which a section is a multiple

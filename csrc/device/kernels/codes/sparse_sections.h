@@ -222,7 +222,7 @@ class Section {
     store(tallies(number_) + 1, equal);
   }
 
-  // A value's code comes behind those of all chosen values in front of it.
+  // Codes have the order of their values.
   PYCOLL_DEVICE void gather() const {
     const Bound bound = bound_before(kKeyDigits);
     std::uint32_t above = 0;
@@ -256,7 +256,7 @@ class Section {
     }
   }
 
-  // The sum of the words that this thread and those in front of it in the warp pass.
+  // The sum of the words that this thread and the warp's lower threads pass.
   PYCOLL_DEVICE std::uint32_t up_to_here(std::uint32_t value) const {
     PYCOLL_UNROLL
     for (std::uint32_t step = 1; step < kWarp; step *= 2) {
