@@ -33,7 +33,7 @@ struct BoundCallObject {
   PyObject* names;      // a tuple of the names of the named arguments, or nullptr
   bool is_sorted;
   Arguments sorted;
-  CompiledCallHandle compiled;  // what it did last
+  CompiledCallHandle compiled;  // the call that the cache found last
 };
 
 PyTypeObject* bound_type = nullptr;

@@ -152,7 +152,7 @@ void CallCache::add(const ParsedCall& parsed, CompiledCallHandle compiled) {
   const CallKind kind = compiled->key.kind();
   Set& set = sets_[set_of(kind, parsed)];
   newest_[static_cast<std::size_t>(kind)] = compiled;
-  // Replaces what was known of such a call, unless the calls differ in what ranks exchange first.
+  // Replaces the entry of an equal call whose exchanges have the same expected outputs.
   for (CompiledCallHandle& one : set.ways) {
     if (one == nullptr || one->key.kind() != kind || !one->key.fits(parsed) ||
         !std::equal(one->exchanges.begin(), one->exchanges.end(), compiled->exchanges.begin(),

@@ -1,6 +1,6 @@
-// The inline cache of calls: what Python found for a call, by the layout of its arguments. The
-// cache checks no argument. It relies on one rule: calls with equal keys, whose exchanges have
-// equal outputs, do the same operation. Requires everywhere: the GIL.
+// The inline cache of calls: it maps the layout of a call's arguments to the operation that Python
+// compiled for such a call. The cache checks no argument. It relies on one rule: calls with equal
+// keys, whose exchanges have equal outputs, do the same operation. Requires everywhere: the GIL.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -200,7 +200,7 @@ struct CompiledCall {
   bool makes = false;   // the result is a new array of this dtype and shape; otherwise `out`
   DType dtype = DType::kUInt8;
   std::vector<pybind11::ssize_t> shape;
-  std::string identity;          // of the element that fills the result at the end; empty: none
+  std::string identity;          // bytes of the element that fills the result; empty: none
   pybind11::object message;      // the same object for all calls that may share messages; or null
   ReduceOp op = ReduceOp::kSum;  // of such a message
 
@@ -243,7 +243,7 @@ class CallCache {
   static constexpr std::size_t kBoundMax = 128;
   struct Set {
     std::array<CompiledCallHandle, kWays> ways;
-    std::size_t next = 0;  // the way that the next call replaces
+    std::size_t next = 0;  // index of the entry that the next call replaces
   };
 
   const CompiledCallHandle* find_older(CallKind kind, const ParsedCall& parsed);

@@ -1,7 +1,7 @@
 // The native state of a communicator's calls. Python defines every operation: it reads and checks
-// the arguments of a call, and tells what the call does (offers.h). Native code repeats that for
-// later calls with an equal key (known_calls.h); all other calls go to Python. Requires everywhere:
-// the GIL.
+// the arguments of a call, and reports the operation to native code (offers.h). Native code repeats
+// the operation for later calls with an equal key (known_calls.h). All other calls go to Python.
+// Requires everywhere: the GIL.
 #pragma once
 
 #include <pybind11/pybind11.h>

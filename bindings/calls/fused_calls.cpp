@@ -307,7 +307,7 @@ std::optional<PyObject*> run_list(CallsObject* self, const Arguments& arguments)
     py::list results;
     Fusions& fusions = borrowed.get();
     if (!read_members(*self, arguments, xs, outs.ptr(), fusions, results)) return Py_None;
-    // Errors of the arguments come before the first message.
+    // Raises the errors of the arguments before the first message starts.
     for (std::size_t number = 0; number < fusions.size(); ++number) {
       (void)compile_fusion(self, fusions, number);
     }

@@ -9,7 +9,7 @@ namespace pycoll::bindings {
 
 // Grows and is kept, because its pages are already mapped. If it is `reachable`, other ranks on the
 // host and RDMA devices access it in place. A forked child shares it and must not use it. A message
-// in progress owns the memory: it has moved it to a place that no other thread sees.
+// in progress is the memory's only owner, so no other thread uses the memory.
 class FusionMemory {
  public:
   FusionMemory() = default;

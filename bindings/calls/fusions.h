@@ -12,8 +12,8 @@
 
 namespace pycoll::bindings {
 
-// Longest array that shares a message. A fused message is copied into slots; a longer array is sent
-// from its own memory instead, which is faster.
+// Longest array that shares a message. A fused message is copied into slots. A longer array is
+// faster when it is sent from its own memory.
 inline constexpr std::uint64_t kMemberBytesMax = std::uint64_t{1} << 18;
 // Longest message of several arrays.
 inline constexpr std::uint64_t kMessageBytesMax = std::uint64_t{1} << 24;
@@ -116,7 +116,7 @@ class Fusions {
   pybind11::list entries() const;
   // Whether every member has a result.
   [[nodiscard]] bool have_run() const;
-  // Gives the error to the members whose fusion did not run.
+  // Gives the error to the Works of the members whose fusion did not run.
   void abandon(PyObject* error);
   // Removes everything but keeps the capacity.
   void clear();

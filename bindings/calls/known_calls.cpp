@@ -212,8 +212,8 @@ PyObject* resume(const PythonCall& call, const std::vector<std::vector<std::byte
   return result;
 }
 
-// Runs the exchanges of a call, then its operation. Where an exchange had another output than
-// expected, the call is another one: either known too, or Python continues.
+// Runs the exchanges of a call, then its operation. An unexpected output of an exchange means
+// another operation: the cache may know it, otherwise Python continues.
 PyObject* exchange_and_run(const PythonCall& call, KnownCall& known) {
   CallsObject* self = call.self;
   std::vector<std::vector<std::byte>> outputs;
@@ -269,7 +269,7 @@ std::optional<PyObject*> call_natively(CallsObject* self, CallKind kind, const A
                                        CompiledCallHandle* hint) {
   if (self->state == nullptr || UserOp::running()) return std::nullopt;
   CommunicatorHandle& handle = *self->state->handle;
-  // First, because it may run Python code, which may change everything that is read below.
+  // Comes first: it may run Python code, which may change everything that is read below.
   if (!handle.attend()) return nullptr;
   if (kind == CallKind::kAllReduce && is_list(at(arguments, Parameter::kX))) {
     return self->group != Py_None ? std::nullopt : run_list(self, arguments);

@@ -61,7 +61,7 @@ void Offers::add_messages(const ParsedCall& parsed) {
   if (compiled->is_whole()) call_.self->state->cache.add(parsed, compiled);
 }
 
-// Every array of a list is a call of its own, which shares a message with others.
+// The cache holds every array of a list as a separate call that shares a message with others.
 void Offers::take_list(const py::tuple& xs) {
   PyObject* out = at(call_.arguments, Parameter::kOut);
   const py::tuple outs = is_list(out) ? items_of(out) : py::tuple();

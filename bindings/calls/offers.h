@@ -1,4 +1,4 @@
-// The facts that the Python definition of a call tells, so that native code can repeat the call.
+// The facts that the Python definition of a call reports, so that native code can repeat the call.
 // Requires everywhere: the GIL.
 #pragma once
 
@@ -20,8 +20,8 @@ struct PythonCall {
 };
 
 // Collects what the Python definition of a method reports about its call while it runs
-// (CallRunner.run and PointToPoint.post). Each call that goes to Python has one such object; the
-// innermost of a thread is current.
+// (CallRunner.run and PointToPoint.post). Each call that goes to Python has one such object. The
+// object of a thread's innermost call is current.
 class Offers {
  public:
   explicit Offers(const PythonCall& call);
@@ -29,12 +29,12 @@ class Offers {
   Offers& operator=(const Offers&) = delete;
   ~Offers();
 
-  // Adds the reported call to the cache if native code can repeat it and its arguments still have
+  // Adds the reported call to the cache if native code can repeat it. Its arguments must still have
   // the key and the memory that the definition saw.
   void take() noexcept;
 
   struct Told {
-    SharedRequest request;  // nullptr: nothing is known but the message
+    SharedRequest request;  // nullptr: the array runs only as a member of `message`
     std::optional<BufferView> source;
     std::optional<BufferView> target;
     bool makes = false;
@@ -53,7 +53,7 @@ class Offers {
   void tell(ToldMessage told) { messages_.push_back(std::move(told)); }
   void tell(Exchange exchange) { exchanges_.push_back(std::move(exchange)); }
 
-  // The current one, if its call is of the communicator that has this engine; otherwise nullptr.
+  // The current object if its call belongs to the communicator of this engine; otherwise nullptr.
   static Offers* of(const py::object& engine);
 
  private:
@@ -72,8 +72,8 @@ class Offers {
   Offers* const outer_;
 };
 
-// Runs the definition of a call, and adds to the cache what that tells about it. `body` returns a
-// new reference, or nullptr with an error set.
+// Runs the definition of a call, and adds the reported call to the cache. `body` returns a new
+// reference, or nullptr with an error set.
 template <typename Body>
 [[nodiscard]] PyObject* run_definition(const PythonCall& call, const Body& body) {
   Offers offers(call);
