@@ -406,8 +406,8 @@ class _Placing:
     def _may_expose(self, builder: RowBuilder) -> bool:
         """Whether receivers may read the sent data of this row in place, without a time limit.
 
-        They may if no row writes this memory later, or only with a result that depends on this
-        read.
+        They may if no row writes this memory later. A row may also write a result that depends on
+        this read.
         """
         value = builder.result
         if builder.recv:
@@ -436,9 +436,9 @@ class _Placing:
     def _may_write_directly(self, builder: RowBuilder, chunk: int) -> bool:
         """Whether the sender of the segment may write it directly into the output.
 
-        It may if no other row writes this output chunk, and if the rank's own contribution was read
-        there in place by at most one row. In the latter case the result depends on that
-        contribution, so it was made after that row had run.
+        It may if no other row writes this output chunk. In place, at most one row may have read the
+        rank's own contribution there. The result depends on that contribution, so it was made after
+        that row had run.
         """
         if len(builder.recv) != 1 or builder.own is not None or builder.carry is not None:
             return False

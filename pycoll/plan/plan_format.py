@@ -53,7 +53,7 @@ ANNOUNCE_WINDOW = 32
 CODED_SOURCE = 1
 #: The scratch slot of the result gets codes.
 CODED_TARGET = 2
-#: The row encodes its result, once for all that take it.
+#: The row encodes its result, once for the target and all sends.
 ENCODE = 4
 _CODED = CODED_SOURCE | CODED_TARGET | ENCODE
 _FLAGS = FINAL | FLUSH | ZERO_COPY | DIRECT_WRITE | AWAIT_WINDOW | ANNOUNCE_WINDOW
@@ -405,9 +405,9 @@ def _wrong_codes(row: Row) -> str:
             return f"keeps codes in buffer {buffer}, which is no scratch"
     makes, encodes = bool(row.coded_send or local & CODED_TARGET), bool(local & ENCODE)
     if encodes and (row.passes_codes or not (row.target or row.send)):
-        return "encodes codes, or a result that nothing takes"
+        return "encodes codes, or a result that is neither stored nor sent"
     if makes and not (encodes or row.passes_codes):
-        return "does not encode its result, and hands it out as codes"
+        return "does not encode its result, but stores or sends it as codes"
     if row.flags & (ZERO_COPY | DIRECT_WRITE | AWAIT_WINDOW) or row.copies:
         return "has codes, which are neither read nor written in place"
     return ""

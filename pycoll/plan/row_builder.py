@@ -5,10 +5,10 @@ step and channel. Rows run in order of labels; among equal labels sends come fir
 waits only for rows with lower labels or for sends with its own label. The ranks together cannot
 deadlock, for any channel depth.
 
-The row that makes a value also sends it, ahead of the label of the send, if the order of segments
-in the channel allows it: receive-reduce-send is one row. Such an early send must not wait for a
-slot that the receiver releases only at the label of this row or later. A channel has `DEPTH` slots,
-so the segment `DEPTH` sends before it must have a lower label than this row.
+The row that makes a value also sends it, if the order of segments in the channel allows that:
+receive-reduce-send is one row. The send then runs before its label. Such an early send must not
+wait for a slot that the receiver releases only at the label of this row or later. A channel has
+`DEPTH` slots, so the segment `DEPTH` sends before it must have a lower label than this row.
 
 Lanes of the schedule that exchange values on this rank are joined into one lane of its plan.
 `lowering` assigns memory locations to the values afterwards.
@@ -64,14 +64,14 @@ class StoredValue:
         self.chunk = chunk  # the chunk in which it was made; decides its size and home
         self.row = row
         self.sent = False
-        self.combined = False  # further, on this rank or on a rank that received it
+        self.combined = False  # it is combined further, on this rank or on one that receives it
         self.carried = False  # an intermediate result, read only by the next row of its fold
         self.last_read = -1  # the last row that reads it from memory; -1: none
         self.sender = (-1, -1)  # (step, row): the last row that only sends it
         self.output = -1  # the output chunk whose final value it is; -1: none
         self.home = Buffer.NONE
         self.slot = 0
-        self.rounded = False  # it is what its codes decode to
+        self.rounded = False  # it equals its decoded codes
         self.has_codes = False  # its row makes or receives its codes
         self.codes_read = False  # a later row sends its codes, so memory holds these
         self.encoder = -1  # the row that encodes it; -1: none

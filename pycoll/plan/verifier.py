@@ -15,18 +15,19 @@ Time is causal (one vector clock per process). A row comes after the earlier row
 after the rows that sent its received segments. A slot that becomes free orders nothing here, since
 engines may have more slots. Two conflicting accesses to one segment of memory without such an order
 are a race.
+
 A row may also wait until its receivers have announced their write windows, or that they open none.
 They do so when they begin the operation, which depends on no row of it. So such a wait cannot close
 a cycle of waits. It orders nothing either, because media without write windows do not wait. The
 verifier proves that every announcement that a row waits for is made.
 
-When all rows of a rank have run, the rank waits until the medium has sent what was handed over, and
-until receivers have released the segments that they read in place (`Ports::pass_on_rest` in
-csrc/executor/ports.cpp). A receiver releases a segment when the row that receives it has run. The
-proof shows that all rows of all ranks run and that they receive every segment, so this wait ends.
-No row of the operation comes after it, so it adds no edge to the proof. Later operations come after
-it, since a channel serves one operation at a time. All ranks begin operations in the same order,
-and no operation waits for a later one. So waits of several operations close no cycle either.
+A rank whose rows have all run waits until the medium has sent the memory that was handed over. It
+also waits until receivers have released the segments that they read in place (`Ports::pass_on_rest`
+in csrc/executor/ports.cpp). A receiver releases a segment when the row that receives it has run.
+The proof shows that all rows of all ranks run and that they receive every segment, so this wait
+ends. No row of the operation comes after it, so it adds no edge to the proof. Later operations come
+after it, since a channel serves one operation at a time. All ranks begin operations in the same
+order, and no operation waits for a later one. So waits of several operations close no cycle either.
 
 Values record their tile, so a value that an earlier tile left in scratch is detected.
 """
@@ -97,9 +98,9 @@ def verify_plans(
       and every receiver announces one.
     * The final flag is on exactly the rows that complete a value.
     * Codes are received and read as codes. Every value is encoded at most twice on its way, and a
-      rank encodes a chunk at most once. A value that several ranks end with is encoded once where
-      it is complete, if codes travel, and all of them end with what its codes decode to. A value
-      that one rank ends with is not encoded there.
+      rank encodes a chunk at most once. If codes travel, a value that several ranks end with is
+      encoded once, where it is complete. All of them end with the decoded value. A value that one
+      rank ends with is not encoded there.
 
     A flush waits for the medium only, never for another row, so it cannot cause a deadlock.
 
@@ -130,7 +131,7 @@ class PlanVerifier:
             first.parts,
             first.root,
         )
-        #: The operation without transfers; it knows inputs, outputs and servers.
+        #: The operation without transfers, for the inputs, outputs and servers of each rank.
         self.operation = Schedule(
             self.kind, self.size, self.parts, (), self.root, servers=first.servers
         )
@@ -150,8 +151,8 @@ class PlanVerifier:
         self.queues: dict[tuple[int, int, int], Queue] = {}
         self.processes: list[Process] = []
         self.trees: Trees = {}
-        #: Whether codes travel or are made; the labels of `verify_plans`; (rank, chunk, tile) of
-        #: what has been encoded.
+        #: Whether any row has codes; the labels of `verify_plans`; (rank, chunk, tile) of the
+        #: values that have been encoded.
         self.coded = any(row.is_coded for plan in plans for row in plan.rows)
         self.labels: Sequence[int] | None = None
         self.encoded: set[tuple[int, int, int]] = set()
@@ -272,7 +273,7 @@ class PlanVerifier:
             self._write(process, row, held, now)
         where = exposed_place(row) if row.flags & ZERO_COPY or not row.recv else None
         if row.is_coded:
-            where = None  # what it sends lies in slot buffers
+            where = None  # the segments that it sends lie in slot buffers
         known = clock.copy()
         for i, queue in enumerate(send):
             segment = Segment(
@@ -323,7 +324,7 @@ class PlanVerifier:
         return StoredValue(value, process.tile, final or complete, roundings, sealed)
 
     def _check_codes(self, process: Process, row: Row, arrived: list[Segment]) -> None:
-        """Checks that segments that hold codes are received as codes, and where codes travel."""
+        """Checks that codes are received as codes, and sent exactly where the labels differ."""
         plan = self.plans[process.rank]
         for i, segment in enumerate(arrived):
             is_coded = bool(row.coded_recv >> i & 1)
@@ -379,7 +380,7 @@ class PlanVerifier:
                 self._refuse(process, f"reads {where} while {self._lane_name(writer)} writes it")
         if buffer == Buffer.INPUT:
             if slot // self.parts not in self.inputs[process.rank]:
-                self._refuse(process, f"reads input chunk {slot}, which is not there")
+                self._refuse(process, f"reads input chunk {slot}, which its input lacks")
             if accesses.written is not None:
                 self._refuse(
                     process,
@@ -390,14 +391,14 @@ class PlanVerifier:
         if accesses.held is None:
             self._refuse(process, f"reads {place_text(buffer, slot)}, which nothing has written")
         if accesses.held.coded != coded:
-            self._refuse(process, f"takes {place_text(buffer, slot)} for what it is not: codes")
+            self._refuse(process, f"confuses values and codes: {place_text(buffer, slot)}")
         return accesses.held
 
     def _write(self, process: Process, row: Row, held: StoredValue | None, now: Epoch) -> None:
         accesses = self._accesses(process, row.target, row.target_slot)
         slot, to_output = row.target_slot, row.target == Buffer.OUTPUT
         if to_output and slot // self.parts not in self.outputs[process.rank]:
-            self._refuse(process, f"writes output chunk {slot}, which is not there")
+            self._refuse(process, f"writes output chunk {slot}, which its output lacks")
         if to_output and slot != row.chunk:
             self._refuse(process, f"writes output chunk {slot}, which may differ in size")
         if held is not None:

@@ -16,8 +16,8 @@ Epoch = tuple[int, int]
 class StoredValue(NamedTuple):
     """A value in memory or in flight; ``final`` is set once a final row has made it.
 
-    ``roundings``: how often a contribution has been encoded, at most. ``sealed``: it is what codes
-    decode to, and has not been combined since. ``coded``: its codes lie there.
+    ``roundings``: the most times that any of its contributions has been encoded. ``sealed``: it was
+    decoded from codes and has not been combined since. ``coded``: the memory holds its codes.
     """
 
     value: Value
@@ -39,7 +39,7 @@ class Segment:
     chunk: int
     held: StoredValue | None
     clock: list[int]
-    exposed: bool = False  # the receiver reads it in place, so a flush does not end the read
+    exposed: bool = False  # the receiver reads it in place; a flush does not wait for that
     waits: bool = False  # the sender waits for the receiver's announcement of a write window
     consumed: Epoch | None = None
     coded: bool = False  # it holds codes
@@ -56,7 +56,7 @@ class Queue:
 
 @dataclass(slots=True)
 class MemoryAccesses:
-    """The accesses to one segment of memory that a later access must follow."""
+    """The accesses to one segment of memory that later accesses must follow."""
 
     held: StoredValue | None = None
     written: Epoch | None = None
