@@ -1,4 +1,4 @@
-"""Dense codecs of calls: what ``compress=`` means for plans, for the engine and for arrays.
+"""Dense codecs of calls: turns ``compress=`` into arguments of plans and of the engine.
 
 The engine takes float32 arrays in place of the caller's:
 
@@ -8,11 +8,11 @@ The engine takes float32 arrays in place of the caller's:
 | float16, bfloat16 | its values, exactly | rounded once to the type, ties to even |
 | float64 | its values, rounded to float32 | widened, which is exact |
 
-A Feedback of float64 arrays also keeps what the rounding to float32 leaves out. So the sent values
+A Feedback of float64 arrays also keeps the error of the rounding to float32. So the sent values
 plus the residual are the array plus the last residual, bit for bit. The next call adds the residual
 to its array, at the owner of a part too. A mean of float64 therefore is a sum of codes that
 ``store`` divides: residuals have the unit of the array. All ranks round results to 16 bits alike,
-and no residual keeps what that leaves out.
+and no residual keeps the error of this rounding.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Coding(NamedTuple):
 
 
 def runs_itself(compress: Any) -> bool:
-    """Return whether ``compress`` is a codec whose collectives are methods of its own."""
+    """Return whether ``compress`` is a codec that runs its collectives itself, without kernels."""
     if isinstance(compress, type) or not hasattr(compress, "native"):
         return False
     return compress.native() is None
@@ -118,10 +118,10 @@ def coding_of(compress: Any, feedback: Any = None) -> Coding | None:
 
 
 def model_codec(collective: Collective, nbytes: int, compress: Any) -> Coded:
-    """Return what the cost model knows of a codec, for messages of ``nbytes`` of float32.
+    """Return the facts of a codec for the cost model, for messages of ``nbytes`` of float32.
 
-    Raises InvalidArgumentError for a value that is no codec, for a codec that the model cannot
-    predict, and for a collective that does not take the codec.
+    Raises InvalidArgumentError for a value that is no codec and for a collective that does not take
+    the codec. Also for a codec that the model cannot predict.
     """
     from pycoll.cost.codec_costs import Coded
 

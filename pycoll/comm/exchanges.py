@@ -1,4 +1,4 @@
-"""Short exchanges of numbers and bytes between all ranks, with which calls begin."""
+"""Short exchanges of numbers and bytes between all ranks, at the beginning of calls."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class _Told(threading.local):
 class Exchanges:
     """Internal exchanges, in host memory only. All ranks call each method at the same time.
 
-    They avoid NumPy arrays, whose first view is slow. Native code hears of each exchange, and may
-    run it itself when it repeats the call.
+    They avoid NumPy arrays, whose first view is slow. Each exchange is reported to native code,
+    which runs it itself when it repeats the call.
     """
 
     def __init__(self, engine: _core.Communicator, compiler: CallCompiler) -> None:
@@ -117,7 +117,7 @@ class Exchanges:
         every: _Memory,
         counts: list[int],
     ) -> None:
-        """Run an exchange, unless native code has run it already, and tell native code of it.
+        """Run an exchange, unless native code has run it already, and report it to native code.
 
         ``mine`` is the input, and None without one. ``every`` receives the output. It may be the
         memory of ``mine``.

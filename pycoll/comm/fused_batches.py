@@ -73,7 +73,7 @@ class FusedMessage(NamedTuple):
     members: list[Ends]
     compiled: CompiledCall
     wheres: list[Where]
-    #: Of each member, what codecs left out; empty without feedback.
+    #: The residual of each member; empty without feedback.
     residuals: Sequence[_core.BufferView] = ()
 
     def in_list(self, key: int) -> FusedMessage:
@@ -263,7 +263,7 @@ def start_list(
     shared = _arrays_per_message(members, lengths)
     messages = []
     call = _core.CallArrays()
-    #: By number, of the arrays that native code can add to messages.
+    #: Message keys, by number of the array, for arrays that native code can add to messages.
     keys: dict[int, Any] = {}
     for numbers in shared:
         dtype = lengths[numbers[0]][0]

@@ -116,7 +116,7 @@ def _make_engine(joined: Joined, config: Config) -> _core.Communicator:
 
 
 class Lifecycle:
-    """Connects this rank anew: for parts of the communicator, and for what takes its place.
+    """Connects this rank anew, for sub-communicators and for successors of the communicator.
 
     All ranks call each method at the same time, in the same order; the docstring of ``shrink`` in
     ``Communicator`` has its exceptions. The methods return memberships of new communicators.
@@ -138,11 +138,11 @@ class Lifecycle:
         self._successor = successor
         self._number = 0 if successor is None else successor.hold()
         self._released = False
-        #: Called with the communicator that takes the place of this one.
+        #: Called with the successor of this communicator.
         self.replaced: Callable[[Any], None] | None = None
 
     def current_config(self) -> Config:
-        """Return the settings of a new communicator: those of this one now."""
+        """Return the present settings of this communicator, which a new one takes over."""
         return self._config._replace(timeout_s=self._engine.timeout_s)
 
     def number_split(self) -> int:
@@ -151,7 +151,7 @@ class Lifecycle:
         return self._splits
 
     def key_of_parts(self) -> bytes:
-        """Return a key that only the ranks of this communicator know, for its parts."""
+        """Return a key that only the ranks of this communicator know, for its sub-communicators."""
         import hmac
 
         key = b"" if self._successor is None else self._successor.post.key

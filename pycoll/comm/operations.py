@@ -72,7 +72,7 @@ def asks_for_servers(algorithm: object) -> bool:
 class Internals(NamedTuple):
     """The objects to which a communicator delegates its calls.
 
-    Each has a state of its own, and none of them knows the communicator.
+    Each has its own state, and none of them refers to the communicator.
     """
 
     engine: _core.Communicator
@@ -101,9 +101,9 @@ def operation(signature: str) -> Callable[[Callable[..., Any]], Any]:
     ``signature``: the class of ``pycoll.signatures`` by which type checkers know the calls. The
     method is a ``_core.Method``.
 
-    The definition reads and checks the arguments, and tells native code what the call does
-    (``CallRunner.run``, ``PointToPoint.post``). Native code repeats that for later calls whose
-    arguments look alike; all other calls come here.
+    The definition reads and checks the arguments, and reports the operation to native code
+    (``CallRunner.run``, ``PointToPoint.post``). Native code repeats the operation for later calls
+    with equal keys; all other calls run the definition.
     """
 
     def decorate(function: Callable[..., Any]) -> Any:
@@ -144,7 +144,7 @@ def immediate(
         except Exception as error:
             if self is not None:
                 if isinstance(error, PycollError):
-                    error.operation = name  # not the internal exchange that raised it
+                    error.operation = name  # the name of an internal exchange would mislead
                 self._internals.runner.handle_failure(error, name, calls, False)
             raise
 
@@ -392,8 +392,8 @@ class CallRunner:
         """Handle ``error``, which operation ``name`` raises.
 
         ``calls``: the value of ``engine.calls()`` at the beginning of the operation; None where no
-        other rank waits. If the engine has begun nothing since, this rank takes no part in a
-        collective in which the others wait, and the engine tells them the reason. With
+        other rank waits. If the engine has begun nothing since, the other ranks wait in a
+        collective that this rank has refused. The engine then sends them the reason. With
         ``exchanges`` the same holds if the engine has run only internal exchanges since.
         """
         now = self.engine.calls()
@@ -426,10 +426,10 @@ class CallRunner:
     ) -> Any:
         """Run the operation of a call, and return the call's result, or a Work of that.
 
-        It tells native code what the call does, so that native code can repeat it. ``message``: as
-        ``Plans.message_key`` returns it. ``identity``: the bytes of the element that fills the
-        result of this rank in the end, whatever the operation computes. ``feedback``: the memory
-        of what codecs leave out.
+        It reports the operation to native code, which can then repeat it. ``message``: as
+        ``Plans.message_key`` returns it. ``identity``: the bytes of an element that replaces every
+        element of this rank's result; empty: none. ``feedback``: the Feedback with the residuals of
+        codecs.
         """
         framework, source, memory, target = ends
         out, _, async_op, _, stream = options
@@ -533,7 +533,7 @@ class CallRunner:
             run.exchange = made
 
     def offer_member(self, ends: Ends, message: MessageKey) -> None:
-        """Tell native code of an array that waits for its message; see ``run``."""
+        """Report to native code an array that waits for its message; see ``run``."""
         _core.offer(self.engine, None, ends.source, ends.target, ends.memory is not None, message)
 
     def check_place(self, source: Any, target: Any, where: Where) -> None:

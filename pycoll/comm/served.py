@@ -6,10 +6,11 @@ message, the announcement, ahead of each operation on the base. The server reads
 compile, and takes part in the operation without an array.
 
 All workers use the base in the same order, so announcements have the order of the operations. The
-engine compares what each worker passes with what the server was told, as in any collective. Worker
-0 also announces the end. Without it, the server's wait ends when worker 0 is gone.
+engine compares the call of each worker with the announcement, as it compares the calls of ranks in
+any collective. Worker 0 also announces the end. Without this announcement the server's wait ends
+when worker 0 is gone.
 
-A duplicate of the world has a base of its own, and each server a thread for its loop there. So
+A duplicate of the world has its own base, on which each server runs its loop in another thread. So
 operations of the two worlds need no common order.
 """
 
@@ -245,12 +246,13 @@ class Served:
             try:
                 terms = self._terms(x, op, algorithm, strict)
             except Exception as error:
-                # The other ranks wait in this operation, or will; they hear the reason.
+                # The other ranks wait in this operation, or will wait; this sends them the reason.
                 self._announce(json.dumps({"refused": str(error)}).encode())
                 internals_of(base).engine.refuse(str(error))
                 raise
             self._announce(self._text_of(terms))
-            # The call takes part in the operation that was announced, or refuses it.
+            # If this call raises, the base sends the reason to the ranks of the announced
+            # operation.
             work: Work[Any] = base.all_reduce(
                 x,
                 terms.op,
@@ -266,7 +268,7 @@ class Served:
         return work
 
     def _terms(self, x: Any, op: Any, algorithm: str | None, strict: bool) -> Terms:
-        """Return the terms of a call. Raise for what servers cannot do, and for wrong arguments."""
+        """Return the terms of a call; InvalidArgumentError for a call that servers cannot run."""
         view = framework_of(x).view(x, "x")
         if isinstance(view, DeviceView):
             raise InvalidArgumentError(
@@ -294,7 +296,7 @@ class Served:
         return text
 
     def _announce(self, text: bytes) -> None:
-        """On worker 0: send a text to all servers. The engine keeps short messages."""
+        """On worker 0: send a text to all servers. Short messages do not wait for receivers."""
         if self.base.rank != 0:
             return
         message = np.frombuffer(text, np.uint8)
@@ -303,7 +305,7 @@ class Served:
             work.wait()
 
     def name(self, error: PycollError) -> None:
-        """Put the server that an error blames, and the parts that it owned, into its text."""
+        """Add to an error's text the server that it names, and the parts that this server owned."""
         rank = error.rank
         if rank is None or rank < self.workers or str(error).startswith("server "):
             return
@@ -361,7 +363,7 @@ class Served:
             if self._closed:
                 return
             self._closed = True
-            # A server that is gone hears no word.
+            # A server may be gone already.
             with contextlib.suppress(PycollError):
                 if self.base.failure is None:
                     self._announce(_END)
@@ -404,7 +406,7 @@ class ServerLoop:
             while self._running:
                 self._end(self._running.popleft())
         except PeerLostError:
-            # The loss of a rank ends the schedules. Stores go on, and this server with them.
+            # The loss of a rank ends the collectives. A server with stores goes on until these end.
             if not self._stores:
                 raise
         finally:
@@ -471,7 +473,7 @@ class ServerLoop:
 
     @staticmethod
     def _end(work: Work[Any]) -> None:
-        # Where a worker refuses its arguments, all ranks go on.
+        # A worker may have refused its arguments; the communicator stays usable.
         with contextlib.suppress(InvalidArgumentError):
             work.wait()
 

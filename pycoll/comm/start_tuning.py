@@ -20,9 +20,9 @@ MEASURING_S = 4e-3
 def start_tuning(config: Config) -> tuning_file.Tuning:
     """Return the values of the tuning file, else the built-in ones.
 
-    A value that is a matter of the processor and that no file states is measured, once in each
-    process, in less than 5 ms. Raises InvalidArgumentError if PYCOLL_TUNING names a file that
-    cannot be used; PYCOLL_TUNING=off measures nothing.
+    If no file states the values that depend on the processor, each process measures them once, in
+    less than 5 ms. Raises InvalidArgumentError if PYCOLL_TUNING names a file that cannot be used;
+    PYCOLL_TUNING=off measures nothing.
     """
     found = tuning_file.find(config)
     if found.slot_stores is None and config.tuning != tuning_file.OFF:
