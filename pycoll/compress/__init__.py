@@ -4,8 +4,8 @@
 
 ``BF16``, ``FP8``, ``Block`` and ``Sign`` keep a few bits of every value. ``TopK``, ``Threshold``
 and ``RandomK`` keep some values whole. ``PowerSGD`` keeps two thin matrices. ``Custom`` has two
-functions of the program. ``Feedback`` owns what they leave out. docs/guides/compression.md says
-when they pay. ``Auto`` lets a scheduler of gradients pick.
+functions of the program. ``Feedback`` owns residuals: the values minus their decoded codes.
+docs/guides/compression.md says when they pay. ``Auto`` lets a scheduler of gradients pick.
 
 The modules, bottom up:
 

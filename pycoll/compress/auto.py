@@ -16,13 +16,14 @@ class Auto:
     """Let a scheduler pick a codec for each message, among some codecs and none.
 
     ``pycoll.optim.Scheduler(compress=)`` and ``DistributedOptimizer(policy=, compression=)`` take
-    it. They measure the codecs on the communicator, agree on the figures, and search for the
-    messages and codecs with the least communication that is not hidden. Small layers often go
-    whole. Values that a codec leaves out of a gradient are added to the next step, also where the
-    choice has changed. ``explain()`` says for each gradient which codec was picked, and why.
+    it. They measure the codecs on the communicator and agree on the figures. Then they search for
+    the messages and codecs with the least communication that computation does not hide. Small
+    layers are often sent without a codec. Residuals are added to the gradients of the next step,
+    also where the choice has changed. ``explain()`` says for each gradient which codec was picked,
+    and why.
 
     Arguments:
-        ``codecs``: the codecs that are allowed, for float32; other types go whole.
+        ``codecs``: the codecs that are allowed, for float32; other types take no codec.
         ``every``: after so many steps the scheduler measures and picks anew; 0: never.
 
     Errors: InvalidArgumentError for an empty list, equal codecs, and values that are no codecs.

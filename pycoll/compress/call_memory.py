@@ -49,8 +49,8 @@ class CallMemory:
         self._feedback, self._layout, self._kind = feedback, layout, kind
 
     def strays(self, shard: slice) -> Array | None:
-        """Return what feedback holds outside of ``shard``, from calls in which this rank encoded
-        other values; zeros elsewhere. None where it holds nothing there.
+        """Return the residuals outside of ``shard``, from calls in which this rank encoded other
+        values; zeros inside. None where feedback has none there.
 
         Raises InvalidArgumentError where calls before had another shape or type.
         """

@@ -49,7 +49,7 @@ class Codec(ABC):
     def native(self) -> Native | None:
         """Return the codec as the executor knows it.
 
-        None means that the executor does not; the collective then is a method of the codec.
+        None means that the executor has no kernels for it; the codec then runs its collectives.
         """
         return None
 
@@ -59,7 +59,7 @@ class Codec(ABC):
         return type(self).__name__.lower()
 
     def modelled(self, count: int) -> Modelled | None:
-        """Return what the cost model knows of the codec, for arrays of ``count`` values.
+        """Return the facts of the codec for the cost model, for arrays of ``count`` values.
 
         None means that it cannot predict the codec, whose bytes follow from values or shapes.
         """
@@ -95,9 +95,9 @@ def as_bytes(codes: Any) -> Array:
 
 
 def remainder(wanted: Array, sent: Array) -> Array:
-    """Return what codes leave out of an array: the next residual.
+    """Return the next residual: an array minus the values that its codes decode to.
 
-    ``wanted``: the array; ``sent``: what its codes decode to, of the same shape and type.
+    ``wanted``: the array; ``sent``: the decoded values, of the same shape and type.
 
     An infinity or a NaN that is sent leaves nothing. A NaN that is sent stands for all values of
     the array that are not finite, so none of them stays in a residual.

@@ -9,7 +9,7 @@ Each of them begins with a message that has one length on all ranks. It has a he
 lengths of codes and compares the arguments of the ranks, and space for the codes themselves. Codes
 that exceed the space follow in a second message, whose lengths all ranks then know.
 
-A rank whose codec raises tells the others with the next of these exchanges, so all ranks raise.
+A rank whose codec raises reports that in the next of these exchanges, so all ranks raise.
 """
 
 from __future__ import annotations
@@ -123,9 +123,9 @@ def agree_first(comm: Any, name: str, facts: Sequence[Any]) -> None:
 
 
 class Encoded:
-    """The codes to send, or the error that the codec raised, which the other ranks are told.
+    """The codes to send, or the error that the codec raised, which other ranks receive instead.
 
-    ``codes``: of one owner's part, or a list of those for each rank.
+    ``codes``: those of one owner's part, or a list with those for each rank.
     """
 
     def __init__(self, make: Callable[[], tuple[Any, int]]) -> None:
@@ -140,7 +140,7 @@ class Encoded:
 
 
 def to_owners(comm: Any, name: str, facts: Sequence[Any], mine: Encoded) -> list[Array]:
-    """Send ``mine.codes[r]`` to each rank r, and return what each rank has sent here. Collective.
+    """Send ``mine.codes[r]`` to each rank r, and return the codes from each rank. Collective.
 
     It compares ``facts`` before, and raises as ``agree`` does. Raises the error of ``mine``; on
     other ranks ReductionError that names the rank whose codec raised.
@@ -168,7 +168,7 @@ def to_owners(comm: Any, name: str, facts: Sequence[Any], mine: Encoded) -> list
 
 @contextlib.contextmanager
 def codes_of(rank: int) -> Iterator[None]:
-    """Raise ReductionError that names the rank where codes of it do not decode."""
+    """Raise an error of the block as ReductionError: codes of ``rank`` do not decode."""
     try:
         yield
     except InvalidArgumentError as error:
@@ -193,8 +193,8 @@ class Replies:
 def from_owners(comm: Any, mine: Encoded, name: str) -> Replies:
     """Start to send this owner's codes to all ranks. Collective; it waits for the first message.
 
-    Raises the error of ``mine``; on other ranks ReductionError that names the rank at fault: that
-    which sent codes that do not decode, or the owner whose codec raised.
+    Raises the error of ``mine``; on other ranks ReductionError that names the rank at fault: the
+    sender of codes that do not decode, or the owner whose codec raised.
     """
     failed, space = mine.error is not None, inline_bytes(comm.size)
     codes = NO_CODES if failed else mine.codes

@@ -25,7 +25,7 @@ class ComposedCodec(Codec):
 
     #: Whether it takes float64.
     wide: ClassVar[bool] = True
-    #: Whether it sends some places of an array, whose velocities masking clears.
+    #: Whether it sends only some elements of an array. Masking clears the velocities of these.
     sends_places: ClassVar[bool] = False
 
     def all_reduce(

@@ -94,9 +94,9 @@ class Custom(ComposedCodec):
     ) -> Started:
         """Run all exchanges but the last, which it starts.
 
-        Each rank encodes the parts of the other owners. An owner folds decoded values and its own,
-        in the order of the ranks that encode and in full precision, and encodes the result once. So
-        the residual of its own part is what this second encoding leaves out.
+        Each rank encodes the parts of the other owners. An owner folds decoded values and its own
+        in full precision, in the order of the ranks that encode, and encodes the result once. So
+        the residual of its own part is the error of this second encoding.
         """
         facts = [self, *given.facts()]
         encoders = add_up_in_hosts(comm, given, name, facts)

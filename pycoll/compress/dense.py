@@ -58,7 +58,7 @@ class DenseCodec(Codec):
         raise InvalidArgumentError(f"{type(self).__name__} has no kernels")
 
     def modelled(self, count: int) -> Modelled | None:
-        """Return what the cost model knows of the codec, for arrays of ``count`` values."""
+        """Return the facts of the codec for the cost model, for arrays of ``count`` values."""
         values = max(count, 1)
         return Modelled(self.label, self.encoded_bytes(values) / (4 * values), "dense")
 

@@ -1,4 +1,4 @@
-"""Feedback: the memory of what codecs left out, which later calls send."""
+"""Feedback: keeps the residuals of codecs, which later calls send."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Serving:
         self._failure: Callable[[], Any] | None = failure
 
     def is_under_way(self) -> bool:
-        """Return whether the Work is still to be waited for: not once the communicator failed."""
+        """Return whether the program must still wait for the Work; False after a failure."""
         failure = self._failure  # another thread may wait for the Work meanwhile
         return failure is not None and failure() is None
 
@@ -42,7 +42,7 @@ class Serving:
 
 
 class Feedback:
-    """Keep what a codec leaves out of an array, and add it to the array of the next call.
+    """Keep the residual that a codec leaves of an array, and add it to the array of the next call.
 
     One Feedback serves the calls with one array, or one list of arrays, in turn. The sent values
     plus the residual are the array plus the last residual, bit for bit; ``Sign`` and stochastic
@@ -170,7 +170,7 @@ class Feedback:
     def check_free(self) -> None:
         """Begin a call: raise InvalidArgumentError while a Work is still to be waited for.
 
-        This Feedback forgets what a failed call has noted in it.
+        Drops the records of a call that failed.
         """
         if self._serving is not None and self._serving.is_under_way():
             raise InvalidArgumentError(

@@ -1,7 +1,7 @@
 """The ranks that encode, and the sums of a host's values that they encode.
 
-In a job of several hosts, of which some have several ranks, the ranks of a host add up their values
-in full precision before one of them encodes anything:
+In a job of several hosts, some hosts may have several ranks. Then the ranks of a host first add up
+their values in full precision, and encode the sums:
 
     values of each rank  --all_to_all inside hosts-->  a shard of the host's sums on each rank
     shard                --codes between hosts------>  the folded parts of the shard

@@ -117,8 +117,8 @@ class Residuals(KeptArrays):
     ) -> tuple[Array, Array]:
         """Return the residual of a piece of an array, and memory for the next one.
 
-        One axis each. ``replace`` makes the second one the residual, and nothing else changes: a
-        call that fails does not.
+        One axis each. Only ``replace`` makes the second one the residual. So a call that fails
+        changes no residual.
         """
         kept = super().memory(shape, number, dtype)
         found = self._spares.get(number)
@@ -129,10 +129,10 @@ class Residuals(KeptArrays):
         return kept.reshape(-1)[piece], found.reshape(-1)[piece]
 
     def strays(self, shape: tuple[int, ...], number: int, dtype: Any, piece: slice) -> Array | None:
-        """Return what calls before have left outside of the piece that this rank encodes now.
+        """Return the residuals of earlier calls outside of the piece that this rank encodes now.
 
-        One axis, zeros in the piece; None where nothing is left. The caller sends it another way,
-        and ``end_call`` forgets it. Raises InvalidArgumentError as ``memory`` does.
+        One axis, zeros in the piece; None where there are none. The caller sends them by another
+        message, and ``end_call`` drops them. Raises InvalidArgumentError as ``memory`` does.
         """
         kept = super().memory(shape, number, dtype)
         before = self._pieces.get(number, slice(0, kept.size))
@@ -167,7 +167,7 @@ class Residuals(KeptArrays):
         self._pieces, self._next_pieces = {}, {}
 
     def end_call(self) -> None:
-        """Forget what earlier calls have left outside of the pieces of this call.
+        """Drop the residuals of earlier calls outside of the pieces of this call.
 
         Requires: the velocities are those of this call.
         """
@@ -181,7 +181,7 @@ class Residuals(KeptArrays):
         self._next_pieces = {}
 
     def drop_call(self) -> None:
-        """Forget what a call that failed has noted."""
+        """Drop the records of a call that failed."""
         for number in self._next_pieces:
             # The call has written to a piece of it.
             self._spares.pop(number, None)

@@ -4,8 +4,8 @@
     all_gather        each rank encodes its rows once; all ranks decode all rows
     reduce_scatter    each rank encodes the rows of each other rank, which folds them in rank order
 
-Values are float32 in between, or float64 where the arrays are. A rank whose codec raises tells the
-others, so all ranks raise.
+Values are float32 in between, or float64 where the arrays are. A rank whose codec raises reports
+that to the others, so all ranks raise.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Moved:
         self.feedback.check_free()
 
     def encode(self, rows: slice, left_out: list[tuple[slice, Array]]) -> Array:
-        """Return the codes of some rows, and note what they leave out."""
+        """Return the codes of some rows, and append their residual to ``left_out``."""
         wanted = self.values[rows] if self.shape else self.values
         if self.feedback is None:
             return self.codec.encode_block(wanted, self.step)
@@ -132,7 +132,7 @@ class Moved:
             self.feedback.velocities.mask(np.asarray(places, np.int64) + begin)
 
     def keep(self, left_out: list[tuple[slice, Array]]) -> None:
-        """Keep what codes have left out, and count the call."""
+        """Store the residuals of ``left_out`` in the Feedback, and count the call."""
         if self.feedback is None:
             return
         for rows, rest in left_out:

@@ -24,11 +24,12 @@ class Operands:
     """The arrays of one call, end to end on one axis of float32 or float64, which they own.
 
     ``x``: an array, or a list of arrays of one type. ``out``: as in ``all_reduce``. ``wide``:
-    whether the codec takes float64. Raises InvalidArgumentError for what codecs do not take.
+    whether the codec takes float64. Raises InvalidArgumentError for arrays and reductions that
+    codecs do not take.
 
-    Attributes: ``layout``, the places of the arrays; ``memory``, what ``feedback`` keeps of them;
-    ``mean``, whether the result is divided; ``kind``, the type in which values are computed;
-    ``is_native``, whether that is float32, which kernels take.
+    Attributes: ``layout``, the places of the arrays; ``memory``, their residuals and velocities in
+    ``feedback``; ``mean``, whether the result is divided; ``kind``, the type in which values are
+    computed; ``is_native``, whether that is float32, which kernels take.
     """
 
     def __init__(self, x: Any, out: Any, op: Any, feedback: Feedback | None, wide: bool) -> None:

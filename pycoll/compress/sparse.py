@@ -71,7 +71,7 @@ class SparseCodec(ComposedCodec):
     ) -> tuple[Array, Array]:
         """Return the places and the values of an array that are sent.
 
-        ``rests``: what to add to the array, or None; ``sums`` then gets the sums.
+        ``rests``: the residual to add to the array, or None; ``sums`` then gets the sums.
         """
         values = given.own(number)
         if rests is not None:
@@ -199,7 +199,7 @@ class Chosen(NamedTuple):
     codec: SparseCodec
     places: Array
     values: Array
-    #: The residuals of the next call, one axis each, before what is sent is taken out.
+    #: The residuals of the next call, one axis each. The values that are sent are still in them.
     sums: list[Array]
     #: The places that are taken out as well, since a NaN at another place stands for their values.
     others: Array = np.empty(0, np.int64)
@@ -214,7 +214,7 @@ class Chosen(NamedTuple):
         return codes
 
     def keep(self, given: Operands) -> None:
-        """Take what is sent out of residuals and velocities, and count the call."""
+        """Set the residuals and velocities of the sent values to 0, and count the call."""
         if given.feedback is None:
             return
         gone = self.places
@@ -228,7 +228,7 @@ class Chosen(NamedTuple):
 
 
 def choose_values(codec: SparseCodec, given: Operands) -> Chosen:
-    """Return what this rank sends in the next call. Of ``given`` only the values change."""
+    """Return the places and values to send next. Of ``given`` it changes the values only."""
     given.memory.correct(given.own)
     step, feedback = 0, given.feedback
     if feedback is not None:
@@ -398,7 +398,7 @@ class TopK(DensityCodec):
     """
 
     def modelled(self, count: int) -> Modelled | None:
-        """Return what the cost model knows of the codec, for arrays of ``count`` values."""
+        """Return the facts of the codec for the cost model, for arrays of ``count`` values."""
         return Modelled("topk", 2 * kept(self.density, count) / max(count, 1), "places")
 
     def codec_on_devices(
@@ -521,7 +521,7 @@ class RandomK(DensityCodec):
         object.__setattr__(self, "seed", check_seed(self.seed))
 
     def modelled(self, count: int) -> Modelled | None:
-        """Return what the cost model knows of the codec, for arrays of ``count`` values."""
+        """Return the facts of the codec for the cost model, for arrays of ``count`` values."""
         return Modelled("randomk", kept(self.density, count) / max(count, 1), "common")
 
     def chosen(self, x: Array, step: int = 0) -> Array:
