@@ -152,7 +152,7 @@ def _try_points(
     candidates in front of these.
     """
     found: list[_Tried] = []
-    # The second scene is the one that waits for all gradients at once.
+    # The caller tries candidates that wait for all gradients at once after all others.
     at_once = place > 0
 
     def try_point(name: str, made_by: str, point: Point) -> None:
@@ -166,7 +166,7 @@ def _try_points(
         if policy.name == AUTO and one.name == "dear" and A2A not in scene.architectures:
             continue
         able = [name for name in scene.architectures if name == A2A or one.name != "dear"]
-        # Where dear is asked for by servers, point_of says why that cannot be.
+        # For dear with servers alone, point_of raises the error that names the reason.
         ways: list[tuple[str, ...]] = [(name,) for name in able or scene.architectures]
         if several and (one.name == "mg_wfbp" or (scene.rates.coded and len(ways) > 1)):
             ways.append(tuple(scene.architectures))

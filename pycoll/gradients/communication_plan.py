@@ -118,13 +118,14 @@ class Rate(NamedTuple):
 class Stage(NamedTuple):
     """A task of a message: it occupies ``resources``, one message at a time, for ``rate``.
 
-    A message passes its stages in order, and a stage takes messages in order. It begins when the
-    messages in front have left its resources, and not before the stage in front of it lets it:
+    A message passes its stages in order, and a stage takes messages in order. A stage of a message
+    begins when the earlier messages have left its resources, and when the message's previous stage
+    permits it:
 
-    * ``behind_s`` is None: that stage must have ended. It hands over the message as a whole.
-    * ``behind_s`` is a number: that stage hands over segments as they come. This stage begins at
-      least ``behind_s`` seconds after the begin of that one, and ends at least ``behind_s`` seconds
-      after its end. It is the time from the begin of a segment there until it is here.
+    * ``behind_s`` is None: the previous stage must have ended. It passes on the message as a whole.
+    * ``behind_s`` is a number: the previous stage passes on segments as they come. This stage
+      begins at least ``behind_s`` seconds after the previous one begins, and ends at least
+      ``behind_s`` seconds after it ends. That is the time of a segment in the previous stage.
     """
 
     rate: Rate
@@ -203,7 +204,7 @@ def check(comm_plan: CommunicationPlan, gradients: Sequence[Gradient]) -> None:
     """Raise AssertionError unless each byte of each gradient is in exactly one message, in order.
 
     Also checks that every message is contiguous in a memory that holds the gradients of each dtype
-    in their order, and that ``gathers`` lists every message once.
+    in their order. ``gathers`` must list every message once.
     """
     covered: dict[int, list[tuple[int, int]]] = {n: [] for n in range(len(gradients))}
     for message in comm_plan.messages:

@@ -228,8 +228,8 @@ def compare(
 
     Result: a ``Comparison``; ``explain()`` is its table.
 
-    Errors: InvalidArgumentError for no gradients, for numbers out of bounds, for a value that is no
-    codec and for codecs whose bytes follow from values or shapes.
+    Errors: InvalidArgumentError for no gradients, for numbers out of bounds and for a value that is
+    no codec. Also for codecs whose bytes depend on values or shapes.
 
     Cost: milliseconds per method.
 

@@ -260,9 +260,10 @@ def _start_s(comm: Any, memory: Any, deterministic: bool | None) -> float:
 def _host_s(comm: Any, memory: Any, deterministic: bool | None) -> float:
     """The seconds that a message takes from a computation during which it is sent.
 
-    It is the median of several runs, on the rank where that is longest. It includes starting the
-    operation, waking the progress thread, sharing a core with it, and asking for the end of the
-    operation after it has ended. The computation is otherwise the same as without messages.
+    It is the median of several runs, on the rank where that is longest. It includes the start of
+    the operation, the wake-up of the progress thread and the core shared with that thread. It also
+    includes the query for the end of the operation. The computation is otherwise the same as
+    without messages.
     """
     messages = [memory[n * SPACING :][:1] for n in range(MESSAGES)]
     work = np.zeros(WORK_BYTES // 4, np.float32)

@@ -15,10 +15,10 @@ With several dtypes, the model assumes that the messages of a group start togeth
 sooner.
 
 If each message also holds up the computing thread, fewer messages delay the coming gradients less.
-So a later end of the messages so far may still give the shorter step. The search then keeps for
-each j all ways that no other way beats in both delay and end, and thins them out where there are
-many. For more than WAYS / WAYS_MIN gradients it keeps only the soonest way, which takes n log n
-steps for n gradients.
+So a later end of the messages so far may still give the shorter step. A way is one division of the
+first j gradients into messages. The search keeps, for each j, the ways that no other way beats in
+both delay and end. Where there are many, it keeps some of them. For more than WAYS / WAYS_MIN
+gradients it keeps only the soonest way, which takes n log n steps for n gradients.
 
 With two architectures, the cost of a group is that of the cheaper one, so the search stays exact.
 

@@ -288,9 +288,9 @@ class Scheduler:
     def replan(self) -> None:
         """Time the next steps, then plan anew; all ranks call it between the same steps.
 
-        The links or the gradients may have changed. Until then messages stay as they are. What
-        codecs left out is added to the first step with new messages. Raises InvalidArgumentError
-        within a step.
+        The links or the gradients may have changed. Until then messages stay as they are. The
+        residuals of codecs are added to the first step with new messages. Raises
+        InvalidArgumentError within a step.
         """
         if self._open:
             raise InvalidArgumentError("replan() within a step: wait() ends it")
@@ -300,8 +300,8 @@ class Scheduler:
     def state_dict(self) -> dict[str, Any]:
         """Return what codecs keep from step to step, for a checkpoint of this rank.
 
-        That is what they left out of each gradient, the last Q of PowerSGD, and the step from which
-        codecs draw: a dict of numbers and copies of arrays, by the names of entries. Raises
+        That is the residual of each gradient, the last Q of PowerSGD, and the step number from
+        which codecs draw: a dict of numbers and copies of arrays, by the names of entries. Raises
         InvalidArgumentError within a step.
         """
         if self._open:
@@ -309,7 +309,7 @@ class Scheduler:
         return state_of(self._coded.copy_kept(self._steps), self._entries)
 
     def load_state_dict(self, state: Any) -> None:
-        """Go on from a ``state_dict``: add what was left out to the gradients of the next step.
+        """Go on from a ``state_dict``: add its residuals to the gradients of the next step.
 
         All ranks load a state of the same step, each its own, or all ranks load none. Without
         ``compress`` it is ignored. Errors: InvalidArgumentError within a step, and for

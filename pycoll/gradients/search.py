@@ -81,7 +81,7 @@ class Scene:
                 transfers = [transfers[number] for number in order]
             gathers = gathers_of(point, len(transfers))
             played = play(transfers, gathers, self._step)
-            # To find an order takes longer than to play it.
+            # Finding the order takes longer than simulating it.
             self.work += (3 if point.credit_bytes else 1) * len(transfers) + len(self.gradients)
             known = self._known[point] = played.exposed_s
         return known
