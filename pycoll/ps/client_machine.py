@@ -125,7 +125,7 @@ class ClientMachine:
         queue = self._queues[message.shard]
         self._numbers += 1
         if not queue.waiting and not queue.is_sending and self._may_send(queue, request):
-            # No request waits, so this one overtakes none.
+            # No other request waits, so the order of priorities does not matter.
             self._number_and_send(queue, request, self._numbers)
             return request
         if message.kind in FENCES:
@@ -185,7 +185,7 @@ class ClientMachine:
                 request.message = message = message._replace(view=self.view.number)
             self.out.append((to, message))
         elif self.gone.issuperset(self.view.servers):
-            # No server is left that could announce a newer view.
+            # All servers are lost, so no newer view will come.
             self._fail(request, "all its servers are gone", chain)
 
     def handle(self, source: int, message: Message) -> None:

@@ -1,4 +1,4 @@
-"""The consistency of a store: which pushes a pull sees, and how far workers may be apart.
+"""The consistency of a store: which pushes a pull sees, and by how many clocks workers may differ.
 
     "bsp"              a pull sees all pushes of the rounds before, and none of this one
     BSP(elastic=True)  as "bsp", but rounds go on without workers that are gone

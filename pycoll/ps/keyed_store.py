@@ -37,7 +37,7 @@ from pycoll.types import DType, check_timeout
 
 #: The longest name of a key, in bytes of UTF-8.
 KEY_BYTES_MAX = 1024
-#: A name in shard 0 that no store writes. Looking it up tells whether this worker is the first one.
+#: A name in shard 0 that no store writes. Its look-up tells the first worker that it is the first.
 _PROBE_NAME = b"\x02first"
 #: The most unused bytes of row buffers that the store keeps for each size.
 _ROWS_BYTES = 64 << 20
@@ -242,14 +242,13 @@ class Store:
         that were pushed. ``dtype``: "float32", "float64", "int32" or "int64". ``init``: the
         elements of a row before any push: "zeros", "normal:DEVIATION" or "uniform:BOUND" (from
         -BOUND to BOUND). They depend on ``seed`` and the id alone. ``cache_rows``: which rows this
-        worker keeps; pulls take them without a message. "hot" keeps those that it mostly pulls
-        again while a kept row may be used, as many as there are, up to 64 MiB and 262,144 rows. A
-        number keeps at most so many rows, those that it uses most. 0 keeps none. Workers may pass
-        different values.
+        worker keeps; pulls take them without a message. "hot" keeps the rows that it mostly pulls
+        again while a kept row is still valid, up to 64 MiB and 262,144 rows. A number keeps at most
+        so many rows, those that it uses most. 0 keeps none. Workers may pass different values.
 
-        Pulls take a kept row as long as the consistency allows: with "bsp" and Backup within a
-        round, with SSP(s) until its version is s clocks old, with "asp" until this worker's next
-        ``clock``, and in at most 16 pulls. Pulls see this worker's own pushes, as without kept
+        A kept row is valid in at most 16 pulls, and as long as the consistency allows. With "bsp"
+        and Backup that is one round; with SSP(s), until its version is s clocks old; with "asp",
+        until this worker's next ``clock``. Pulls see this worker's own pushes, as without kept
         rows. Rows that an optimizer steps are pulled again after a push.
 
         Returns a ``Table``. Rows are spread over the servers by a hash of their ids.
@@ -492,10 +491,10 @@ class Store:
         """Push, and return the value with the push.
 
         The arguments and errors are those of push and pull; ``out`` may be x. With "bsp" and Backup
-        the call ends this worker's round of the key, and returns the value after that round, which
-        all workers end by the same call: for a key with ``update="mean"`` it is the mean of all
-        pushes, with "bsp" in the bits of ``all_reduce("avg", deterministic=True)``. With "asp" and
-        SSP the value holds at least this worker's pushes.
+        all workers make this call. It ends this worker's round of the key, and returns the value
+        after that round. For a key with ``update="mean"`` that is the mean of all pushes. With
+        "bsp" it has the bits of ``all_reduce("avg", deterministic=True)``. With "asp" and SSP the
+        value holds at least this worker's pushes.
 
         Cost: one message for each 4 MiB, and its answer.
 
@@ -613,8 +612,8 @@ class Store:
         All workers call this method, after the same number of calls of ``clock``. The checkpoint
         holds all pushes that each worker began before its call, and none that it began later. With
         "bsp" and Backup, no round may be open: ``clock`` or ``push_pull`` was the last call. With
-        Backup, a worker that comes late ends its rounds while others wait here, if need be alone;
-        afterwards all workers go on in the same round.
+        Backup, a late worker ends its rounds while others wait here, even as the only worker.
+        Afterwards all workers go on in the same round.
 
         ``path``: a directory on the host of the first worker that takes part, which makes it; it
         belongs to this store alone. A later checkpoint takes the place of an earlier one, which
@@ -649,7 +648,7 @@ class Store:
         new_keys: bool = False,
         timeout: float | None = None,
     ) -> int | None:
-        """Fill the store with a checkpoint, bit for bit, also of another number of servers.
+        """Fill the store with a checkpoint, bit for bit, on any number of servers.
 
         All workers call this method, before any ``init`` and ``table``; these calls then compare
         their terms with the checkpoint, and load no values. Optimizers step on where they were. A
@@ -664,9 +663,9 @@ class Store:
         ``checkpoint``, and goes on from there; for a worker that was gone or is new, and with
         Backup, the number of rounds that the store had ended. None if there is no checkpoint.
 
-        Raises InvalidArgumentError, on all workers, for a directory that is not there, without a
-        whole checkpoint, of another version or damaged, and for keys that need another consistency.
-        A store on which it failed can only be closed. Also the errors of ``init``.
+        Raises InvalidArgumentError, on all workers, for a directory without a whole checkpoint, for
+        one that is damaged or of another version, and for keys that need another consistency; the
+        errors of ``init``. After a failure the store can only be closed.
 
         Cost: the first worker reads all files twice, and sends all values once.
 
@@ -690,17 +689,18 @@ class Store:
     # Figures
 
     def stats(self) -> dict[str, Any]:
-        """Return what the servers and this worker count.
+        """Return the counters of the servers and of this worker.
 
-        Returns a dict: "consistency", "clock" and "dropped" of this worker, "view", "servers" (the
-        transport to each), "keys", "tables" (the rows that this worker used most), "caches" (of
-        tables with ``cache_rows``: rows that are kept and their bytes, pulled rows that these
-        answered, "hits", or did not, "misses"; with "hot" also the rows of answers that could be
-        kept, "fetched", and those of them that an earlier answer could have served, "repeated"),
-        and "shards": of each its chain, bytes, clocks, version, workers that are gone, and the
-        counts of pushes, dropped and repeated ones, pulls, and rounds. "busy" lists the parts with
-        the most uses, by name. "waiting" tells how many requests wait, by how many clocks each
-        lacks before it is answered; requests under "0" wait for something else.
+        Returns a dict. "consistency", "clock", "dropped" and "view" (its number) are those of this
+        worker. "servers" has the transport to each server, "keys" the shards of each key, "tables"
+        the rows that this worker used most. "caches" has counts of each table with ``cache_rows``:
+        kept rows and their bytes; "hits" and "misses", the pulled rows that kept rows answered or
+        not. With "hot" also "fetched", the rows of answers that could be kept, and "repeated",
+        those of them that an earlier answer could have served. "shards" has for each shard its
+        chain, bytes, clocks, version, workers that are gone, and counts of pushes, dropped pushes,
+        repeated pushes, pulls and rounds. Its "busy" lists the parts with the most uses, by name.
+        Its "waiting" counts waiting requests by the clocks that each lacks before it is answered;
+        requests under "0" wait for something else.
 
         Raises PeerLostError and TimeoutError. Cost: a short message to each shard.
 

@@ -135,11 +135,11 @@ class Message(NamedTuple):
     it. ``key`` and ``part`` name a part of an array. ``worker``: the rank of the worker whose
     request this is, or answers. ``seq``: the number of the worker's update of this shard, counted
     from 1; for reads, a number that the answer repeats. ``after``: for a read, the newest update of
-    the same worker that the answer must contain. ``round``: the round of a push, the clock of a
-    CLOCK, the number of a CUT, which array of its part a RESTORE holds, or the version in an
-    answer; in that to a CUT it is the newest one of the shard. ``lsn``: the place in the order of
-    the shard's updates, from 1; 0 before the first server has numbered it. ``rule``: how a LOAD's
-    part combines pushes.
+    the same worker that the answer must contain. ``round`` depends on the kind: the round of a
+    push, the clock of a CLOCK, the number of a CUT, or the number of the array in a RESTORE. In an
+    answer it is a version; in that to a CUT, the newest version of the shard. ``lsn``: the place in
+    the order of the shard's updates, from 1; 0 before the first server has numbered it. ``rule``:
+    how a LOAD's part combines pushes.
     """
 
     kind: Kind

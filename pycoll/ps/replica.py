@@ -1,4 +1,4 @@
-"""A shard on one server: its place in the chain, its log, and the requests that it holds back.
+"""A shard on one server: its place in the chain, its log, and the requests that wait for answers.
 
 The protocol is chain replication. The first server of a chain numbers the updates of workers, and
 each server applies them in that order and forwards them. The last server acknowledges updates and
@@ -121,7 +121,7 @@ class Replica:
         """Handle a message of this view from a worker or a neighbour."""
         kind = message.kind
         if not self._is_current and self.is_first:
-            # All servers with updates that this one lacks are gone, so the shard is lost.
+            # This server lacks updates, and all servers that have them are gone: the shard is lost.
             if kind in READS or (kind in UPDATES and message.lsn == 0):
                 self._refuse(message, f"shard {self.number} is lost: all its servers are gone")
         elif kind in UPDATES:

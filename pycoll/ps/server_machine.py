@@ -35,7 +35,8 @@ class ServerMachine:
         self.view = View(0, (), (), (), (), 1)
         self.out: list[tuple[int, Message]] = []
         self.replicas: dict[int, Replica] = {}
-        #: The workers that have not left. The owner ends the server when the set is empty.
+        #: The workers that have not left. When the set is empty, the owner of this object ends the
+        #: server.
         self.workers = set(workers)
         self.voter = Voter(me, view)
         #: The workers that have left.
@@ -82,7 +83,8 @@ class ServerMachine:
         elif kind is Kind.CONNECTED:
             self._remove_expected(source)
         elif kind is Kind.SEVERED and self._unconfirmed is not None and message.key == self.me:
-            # A peer lost this server during the stop. Stopping lets the others decide without it.
+            # A peer has counted this server as lost while it was stopped. It now stops for good, so
+            # that the other servers go on without it.
             self._stop(f"the other servers go on without it: server {message.worker} has lost it")
         elif kind in VIEWS:
             self.voter.handle(source, message)

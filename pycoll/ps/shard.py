@@ -39,7 +39,7 @@ class Arithmetic(Protocol):
         """Return the value of a new part. Raises ValueError for malformed bytes."""
 
     def refusal(self, rule: int, value: Any, payload: Any) -> str:
-        """Return why the payload does not fit this part, or an empty text."""
+        """Return the reason for which the payload does not fit this part; empty if it fits."""
 
     def apply(self, rule: int, value: Any, pushes: Sequence[Any], workers: int) -> Any:
         """Return the value after pushes of so many workers, which are in rank order.
@@ -259,7 +259,8 @@ class Shard:
         if worker not in self.live:
             return
         if not self.consistency.survives_workers and not has_only_joined(self.applied[worker]):
-            # The open rounds of this shard cannot end any more. Ended ones remain readable.
+            # The open rounds of this shard can no longer end. The values of ended rounds stay
+            # readable.
             self.lost = worker if self.lost is None else self.lost
             return
         self.live.remove(worker)

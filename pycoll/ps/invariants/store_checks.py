@@ -1,7 +1,7 @@
-"""The invariants of a store, checked while it runs; PYCOLL_STORE_CHECKS=1 takes these classes.
+"""The invariants of a store, checked while it runs, if PYCOLL_STORE_CHECKS=1 is set.
 
-A checked shard and a checked worker keep a second record of clocks and numbers from the messages,
-and compare it with the state of the plain classes. A violation has one of these names:
+A checked shard and a checked worker record clocks and numbers from the messages a second time. They
+compare this record with the state of the plain classes. A violation has one of these names:
 
     staleness   a pull sees every round that the consistency promises
     clocks      the clocks of workers, and the versions of parts, never fall

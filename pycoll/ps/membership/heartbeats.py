@@ -32,9 +32,9 @@ class Heartbeats:
     def was_stopped(self) -> bool:
         """Return whether a quarter of the limit has passed since the last call.
 
-        If not, its peers have heard nothing of this process for at most that long and an eighth of
-        the limit more, so none has counted it as lost. The owner calls this method often, and ahead
-        of each output that an excluded process must not give.
+        If not, the silence of this process towards its peers was at most three eighths of the
+        limit, so none has counted it as lost. The owner calls this method often, and ahead of each
+        output that an excluded process must not give.
         """
         last, self._checked = self._checked, self._now()
         if self._checked - last <= self._limit_s / 4:

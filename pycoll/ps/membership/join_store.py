@@ -70,8 +70,8 @@ class JoinedStore(NamedTuple):
 def join_store(ticket: Any, request: JoinRequest, config: Config) -> Iterator[JoinedStore]:
     """Join the store of a ticket, and yield it. An error inside the block closes the connections.
 
-    Raises InvalidArgumentError for a wrong ticket and where the store refuses this process,
-    TimeoutError where the store has ended, or a process of it has not connected in time.
+    Raises InvalidArgumentError for a wrong ticket and where the store refuses this process. Raises
+    TimeoutError where the store has ended, or one of its processes has not connected in time.
     """
     name, text = read_ticket(ticket)
     try:
