@@ -17,5 +17,5 @@ The modules, bottom up:
 
 All methods are one: LocalSGD is the outer step with rate 1 and no momentum, which is the average
 itself; SlowMo and DiLoCo have other outer steps. The functions of ``LocalUpdates`` never change
-their arguments. Where a collective fails, the caller still has the values from before.
+their arguments. If a collective fails, the caller still has the previous values.
 """

@@ -1,4 +1,4 @@
-"""Ranks that begin, return or join meet: those that are behind take the state of the first one."""
+"""Levelling: ranks that begin, return or join take the state of the most advanced rank."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pycoll.local_updates.local_state import LocalState
 
 
 class Met(NamedTuple):
-    """The values of a rank after the meeting; ``extra`` is None where it has kept its own."""
+    """The values of a rank after the comparison; ``extra`` is None where it has kept its own."""
 
     arrays: list[Any]
     state: LocalState
@@ -64,7 +64,7 @@ def _from_root(arrays: Sequence[Any], state: LocalState, comm: Any, root: int, e
     present = {name: _presence(values) for name, values in own.items()}
     mine = (state.numbers(), present, state.factors, extra) if is_root else None
     numbers, present, factors, extra = comm.broadcast_object(mine, root)
-    # Every rank broadcasts arrays of equal shapes and types; only the root's values count.
+    # Every rank passes arrays of equal shapes and types; only the root's values are sent.
     wide = [widen(one) for one in arrays]
     moved = [_start(comm, list(arrays), [True] * len(arrays), root)]
     moved += [
@@ -91,7 +91,7 @@ def _presence(values: Sequence[Any] | None) -> list[bool] | None:
 
 
 def _start(comm: Any, values: Any, there: list[bool] | None, root: int) -> list[Any] | None:
-    """Start to broadcast the values that are ``there``; None stands for each that is not."""
+    """Start to broadcast the values whose ``there`` is set; None stands for the others."""
     if not there:
         return None
     return [

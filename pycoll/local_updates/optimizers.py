@@ -62,7 +62,7 @@ def SlowMo(  # noqa: N802  # the name of the method
 ) -> Any:
     """Wrap an optimizer as ``LocalSGD`` does, with a slow momentum over the averages.
 
-    With the common parameters a, the inner learning rate s and the parameters x of the ranks, a
+    Let a be the common parameters, x the parameters of the ranks, and s the inner learning rate. A
     round ends with u = momentum u + (a - mean(x)) / s, a = a - lr s u, x = a.
 
     Arguments: ``optimizer``, ``every`` and ``comm`` as those of ``LocalSGD``; ``lr``, above 0;
@@ -98,13 +98,13 @@ def DiLoCo(  # noqa: N802  # the name of the method
 ) -> Any:
     """Wrap an optimizer so that ranks step alone for long, and an outer step moves them together.
 
-    With the common parameters a and the parameters x of the ranks, a round ends with the change
-    d = a - mean(x), a step of SGD from a with d as the gradient, and x = mix x + (1 - mix) a.
+    Let a be the common parameters and x the parameters of the ranks. A round ends with a step of
+    SGD from a, with the gradient d = a - mean(x). Then x = mix x + (1 - mix) a.
 
     Arguments: ``optimizer``, ``every`` and ``comm`` as those of ``LocalSGD``; ``outer``, a dict
     with ``lr``, ``momentum`` and ``nesterov`` of the outer step, by default 0.7, 0.9 and True. With
     lr 1 and momentum 0 it is ``LocalSGD``. ``fragments``, ``delay``, ``mix`` and ``compress`` as
-    those of ``LocalUpdates``: each fragment of the parameters is averaged at a time of its own,
+    those of ``LocalUpdates``: fragments of the parameters are averaged at different times, each
     while ``delay`` inner steps run.
 
     Result: that of ``LocalSGD``. Errors: those of ``LocalSGD``.

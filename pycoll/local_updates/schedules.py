@@ -17,7 +17,7 @@ from pycoll.types import real, whole
 
 
 class Round(NamedTuple):
-    """The inner steps of a round, and what the schedule remembers until the next one."""
+    """The inner steps of a round, and the state of the schedule until the next round."""
 
     steps: int
     memory: tuple[float, ...] = ()
@@ -139,8 +139,8 @@ class PostLocal(Schedule):
 class AdaComm(Schedule):
     """Begin with long rounds, and shorten them as the loss falls.
 
-    After every ``period`` inner steps the next rounds get ``first`` times sqrt(loss / first loss)
-    steps, rounded up, where a loss is the mean over a round and all ranks. Where that would not
+    A loss here is the mean over a round and all ranks. After every ``period`` inner steps the next
+    rounds get ``first`` times sqrt(loss / first loss) steps, rounded up. Where that would not
     shorten the rounds, they get ``decay`` times their length.
 
     Arguments: ``first``, the inner steps of the first round; ``period``, the inner steps between

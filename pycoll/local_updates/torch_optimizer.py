@@ -88,7 +88,7 @@ class LocallyUpdated:
         return self._local is not None and self._local.synchronized
 
     def step(self, closure: Callable[[], Any] | None = None, *, loss: Any = None) -> Any:
-        """Step by this rank's gradients, then synchronise what is due.
+        """Step by this rank's gradients, then synchronise the fragments that are due.
 
         In the first steps of ``PostLocal`` the gradients are those of all ranks. Collective in
         these, in the first step and where a synchronisation is due.
@@ -114,7 +114,7 @@ class LocallyUpdated:
         self._keep(arrays, *self._updates.caught_up(arrays, state))
         return told
 
-    # torch wraps the step of every class with the step hooks; those of the inner step suffice.
+    # torch wraps the step of every class in its step hooks; the inner step runs them already.
     step.hooked = True  # type: ignore[attr-defined]
 
     def finish(self) -> None:
@@ -141,7 +141,7 @@ class LocallyUpdated:
         self._local = None if saved is None else self._there(LocalState.load(saved))
 
     def state_for_others(self) -> dict[str, Any]:
-        """``state_dict()`` without what this rank alone has left out, for ranks that take it."""
+        """``state_dict()`` without this rank's residuals, for ranks that take it."""
         saved = self.state_dict()
         if saved[ENTRY] is not None:
             saved[ENTRY] = {**saved[ENTRY], "residuals": []}

@@ -32,16 +32,16 @@ _NAN = float("nan")
 class LocalUpdates:
     """Average the parameters of all ranks every few inner steps, for arrays of any framework.
 
-    Each rank changes its parameters by inner steps of its own. A round has ``every`` of them, and
-    in each round every fragment of the parameters is synchronised once. All methods return new
-    values and change none of their arguments. ``LocalSGD``, ``SlowMo`` and ``DiLoCo`` wrap an
+    Each rank changes its parameters by inner steps, without messages. A round has ``every`` inner
+    steps. In each round every fragment of the parameters is synchronised once. All methods return
+    new values and change none of their arguments. ``LocalSGD``, ``SlowMo`` and ``DiLoCo`` wrap an
     optimizer of torch and call them.
 
     Arguments:
         ``every``: the inner steps of a round, or a ``PostLocal`` or ``AdaComm``.
         ``outer``: the outer step, a dict with ``lr``, ``momentum`` and ``nesterov``. The common
-            parameters a become a - lr v, where v is the velocity of a - mean(x) and x are the
-            parameters of the ranks. None is rate 1 without momentum: mean(x) itself. With
+            parameters a become a - lr v. v is the velocity of a - mean(x), for the parameters x of
+            the ranks. None is rate 1 without momentum: mean(x) itself. With
             ``in_inner_rate`` the velocity has the unit of gradients, as in SlowMo.
         ``fragments``: into how many neighbouring parts the parameters are cut. Fragment f of F is
             sent (f + 1) every / F steps after the begin of the round, so messages are smaller.
@@ -274,7 +274,7 @@ class LocalUpdates:
         return replace(state, step=state.step + 1, losses=losses, rates=rates)
 
     def caught_up(self, arrays: Sequence[Any], state: LocalState) -> tuple[list[Any], LocalState]:
-        """Do what is due at this step: apply, send, begin the next round."""
+        """Where these are due: apply the fragment, send the next one, begin the next round."""
         now = list(arrays)
         if state.step < self._schedule.gradient_steps:
             return now, state
@@ -470,7 +470,7 @@ class LocalUpdates:
 
 
 def _with_residuals(state: LocalState, pending: Pending) -> LocalState:
-    """The state with what the codec has left out of a fragment that has been averaged."""
+    """The state with the codec's residuals of a fragment that has been averaged."""
     if pending.feedback is None:
         return state
     held = list(state.residuals) or [None] * len(pending.sent)
