@@ -214,7 +214,7 @@ def _check(word: str, codec: Any) -> None:
 def _is_sharded(module: torch.nn.Module) -> bool:
     """Return whether ``fully_shard`` was called on a module.
 
-    Raises InvalidArgumentError where its torch has no door for other collectives.
+    Raises InvalidArgumentError where this version of torch cannot replace the collectives.
     """
     try:
         from torch.distributed.fsdp import FSDPModule

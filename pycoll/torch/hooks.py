@@ -52,7 +52,7 @@ _Future: TypeAlias = torch.futures.Future[torch.Tensor]
 
 
 class State:
-    """The state of ``compress``: the codec, and what it has left out of each gradient bucket.
+    """The state of ``compress``: the codec, and its residuals of each gradient bucket.
 
     Arguments:
         ``group``: the process group of the model, None for the default group.
@@ -110,7 +110,7 @@ class State:
             feedback.load_state_dict(saved)
 
     def feedback_of(self, number: int) -> Feedback | None:
-        """Return the Feedback of the next call with a bucket; None where nothing is kept."""
+        """Return the Feedback of the next call with a bucket; None without feedback."""
         return self.feedbacks.setdefault(number, Feedback()) if self._keeps else None
 
     def reduce(self, bucket: dist.GradBucket, batched: bool = False) -> _Future:

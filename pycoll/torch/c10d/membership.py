@@ -25,8 +25,8 @@ class Membership(dist.ProcessGroup):
 
     ``origin``: None for a group that torch has not made. The backend string of the group may name
     another backend for a type of device, such as "cpu:pycoll,cuda:nccl". This class makes that
-    backend when the first tensor on such a device arrives, since torch makes no further backends
-    for a group written in Python.
+    backend for the first tensor on such a device: torch makes no further backends for a group
+    written in Python.
     """
 
     def __init__(self, comm: Communicator, origin: Origin | None = None) -> None:

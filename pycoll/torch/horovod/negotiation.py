@@ -1,8 +1,8 @@
 """Negotiate which tensors all ranks have submitted, and the order in which they run.
 
 Ranks submit tensors in different orders, but collectives need one order on all ranks. So the ranks
-take part in rounds. In a round every rank announces what it has, by name and terms. A name that all
-ranks have announced is ready. Ranks run only ready names, in the order of the round:
+take part in rounds. In a round every rank announces its waiting tensors, by name and terms. A name
+that all ranks have announced is ready. Ranks run only ready names, in the order of the round:
 
     rank 0 adds a, b      round: announced by all: -      ready: -
     rank 1 adds b         round: announced by all: b      ready: b
@@ -13,9 +13,8 @@ first time, names and terms are sent as text. A name that was ready once gets a 
 equal on all ranks. A round of known names is one all_reduce of a few words of bits, one bit per
 number. A name that returns with other terms loses its number.
 
-In a round that makes everything ready that this rank has, as in the steady state of a program, no
-name needs bookkeeping of its own. New names move to the lists of waiting names only when a round
-leaves some of them over.
+New names move to the lists of waiting names only when a round leaves some of them over. In the
+steady state of a program each round makes all names of this rank ready, so these lists stay empty.
 
 A round has two halves, so that the thread that began it need not wait for the last rank. ``begin``
 sends the bits of this rank. ``end`` waits for those of the other ranks, with or without a limit.

@@ -1,11 +1,11 @@
 """Record the operations on every tensor in the trace format of Chrome: negotiation, then running.
 
-Steps with a policy have more rows: one for the backward pass, one for the wire with the messages on
-it, and one for the times in which the program waited for messages. The row of each tensor also
-shows how long the tensor was ready before its message was sent, and the number of that message.
-``pycoll.tools.overlaps`` reads these events.
+Steps with a policy have more rows: one for the backward pass, one for the messages on the wire, and
+one for the waits of the program. The row of each tensor also shows how long the tensor was ready
+before its message was sent, and the number of that message. ``pycoll.tools.overlaps`` reads these
+events.
 
-Each rank writes a file of its own, in which each tensor has a row. ``pycoll timeline`` merges the
+Each rank writes a separate file, in which each tensor has a row. ``pycoll timeline`` merges the
 files of all ranks. Open a file with chrome://tracing or Perfetto.
 """
 

@@ -223,7 +223,8 @@ def _test() -> None:
             expect(type(parameter) is Parameter, "a stepped parameter has another class")
 
 
-#: The door to deferred steps. Each optimizer asks the setting ``deferred_steps`` itself.
+#: The door (docs/process-wide.md) to deferred steps. Each optimizer reads ``deferred_steps``
+#: itself.
 DEFERRED = Door(
     "deferred steps",
     _test,

@@ -122,7 +122,7 @@ class Overlap:
         listen(self.end_waiting)
 
     def defer(self, groups: Groups) -> None:
-        """Step ``groups`` later, by the gradients that are under way now.
+        """Defer the step of ``groups``, by the gradients that are being reduced now.
 
         Parameters without a gradient under way, and those of a class other than Parameter, step at
         once. All parameters step at once where auto has found that this is faster.
@@ -231,7 +231,7 @@ class Overlap:
         assert grad is not None, "a parameter whose gradient is under way has a gradient"
         one = _Waiting(self, parameter, group, grad, notes[parameter])
         self._waiting[parameter] = one
-        # A backward pass must not add to memory that is under way.
+        # A backward pass must not add to memory that a message is still using.
         parameter.grad = None
         await_step(parameter, one)
         return True

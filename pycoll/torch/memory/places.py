@@ -1,4 +1,4 @@
-"""Check that each element of an output tensor has a memory location of its own."""
+"""Check that no two elements of an output tensor share a memory location."""
 
 from __future__ import annotations
 

@@ -175,7 +175,7 @@ def _test_backward() -> None:
     expect(inside == [True], "torch does not report a backward pass")
 
 
-#: The door to swapped storages. The switch is ``shared_arrays`` of the communicator.
+#: The door (docs/process-wide.md) to swapped storages. ``shared_arrays`` switches it.
 STORAGES = Door(
     "swapped torch storages",
     _test,

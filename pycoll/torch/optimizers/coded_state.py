@@ -4,7 +4,7 @@ The entry has tensors by the names of parameters, so that torch.load takes it wi
 
 | field | meaning |
 |---|---|
-| ``residuals`` | what this rank has left out of each gradient |
+| ``residuals`` | the residual of this rank for each gradient |
 | ``factors`` | the last Q of PowerSGD of each matrix, equal on all ranks |
 | ``steps``, with a policy ``step`` | the number of calls, from which codecs draw; equal on all |
 

@@ -60,12 +60,12 @@ class Gradients:
         self.bucket_of: dict[torch.Tensor, Parameters] = {}
         self.counts: dict[torch.Tensor, int] = {}
         self.under_way: dict[Parameters, _Reduction] = {}
-        #: Of each bucket, what the codec left out.
+        #: The residuals of the codec, by bucket.
         self.feedbacks: dict[Parameters, Feedback] = {}
         self._include(buckets)
 
     def include(self, named: dict[torch.Tensor, str]) -> None:
-        """Also reduce the gradients of further parameters, each in a bucket of its own."""
+        """Also reduce the gradients of further parameters, each in a separate bucket."""
         self.names.update(named)
         self._include([(p,) for p in named if p.requires_grad])
 
@@ -88,7 +88,7 @@ class Gradients:
     def load_coded_state(self, entry: Any) -> None:
         """Go on from a ``coded_state()``; None: without residuals.
 
-        Reductions that were given up change a Feedback of before only.
+        A reduction that was given up may still change its Feedback, which this call replaces.
         """
         buckets = dict.fromkeys(self.bucket_of.values())
         self.feedbacks = loaded_feedbacks(entry, buckets, self.names)
@@ -115,7 +115,7 @@ class Gradients:
         """Start the reduction of a bucket; a missing gradient counts as zeros."""
         for parameter in bucket:
             if parameter.grad is None:
-                # The forward pass of another rank may have used this parameter.
+                # Another rank may have a gradient: its forward pass may have used this parameter.
                 parameter.grad = torch.zeros_like(parameter)
         if len(bucket) == 1 and self._is_sparse(bucket[0]):
             self.under_way[bucket] = _Reduction(bucket, self._start_sparse(bucket[0]))
