@@ -17,8 +17,8 @@ from pycoll.launch.rank_process import RankProcess
 
 
 class ElasticCrew(Crew):
-    """A crew whose ranks come and go. The job's number of a rank outlives worlds; its place in
-    ``_ranks`` is the local number, which later ranks use again."""
+    """A crew whose ranks come and go. A rank keeps its number in the job in all worlds. Its place
+    in ``_ranks`` is its local number, which later ranks use again."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class ElasticCrew(Crew):
         return [*self._seat.waits(), *leaving]
 
     def _adapt(self) -> None:
-        """Follow all orders. Each may be the answer to a message that the one before has caused."""
+        """Follow all orders, also those that answer messages caused by earlier ones."""
         self._seat.advance()
         while self._seat.orders:
             self._follow(self._seat.orders.popleft())
@@ -96,7 +96,8 @@ class ElasticCrew(Crew):
                 self._ending = None if verdict is None else to_verdict(verdict)
                 self._heed_verdict()
             case _:
-                # A later version of node 0 is refused before, so this is a fault of this code.
+                # Hosts of another version have been refused, so an unknown order is an error of
+                # this code.
                 raise AssertionError(f"an unknown order with {', '.join(order)}")
 
     def _start(self, number: int) -> None:

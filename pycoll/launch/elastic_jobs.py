@@ -4,7 +4,7 @@ The launcher of node 0 decides for all hosts; one machine is a job of one host. 
 a rank's process while it lives; its rank in the world may change from world to world.
 
 The slot of a rank that fails is not used again, unless its host restarts the rank, or reports fewer
-slots and then more. The other ranks ask for a new world, which is smaller if no slot is free. A
+slots and then more. The surviving ranks ask for a new world, which is smaller if no slot is free. A
 host that is lost takes its slots along, and a host that comes brings some. Running ranks take part
 in a change when their program next asks for a world. While there are fewer slots than the least
 number of ranks, the ranks wait for more, for ``patience_s`` at most.
@@ -64,7 +64,7 @@ class ElasticOptions:
 
 
 class Asked(NamedTuple):
-    """The question of a rank for a place: its process, and a port that its host has reserved for
+    """A rank's request for a place: its process, and a port that its host has reserved for
     torch."""
 
     pid: int
@@ -290,8 +290,8 @@ class ElasticJob:
 
         The ranks of a host stand together, and those of the last world come first on their host.
         The host with the lowest rank of the last world is the first one, since that rank has a
-        state. If no slot is left for any rank that has a state, one of them stays for this world,
-        so that the others can take the state.
+        state. If no rank with a state has a slot, one of them stays for this world. The other ranks
+        can then take its state.
         """
         last = len(self._ranks)
         hosts = [(host, self._in_order(host)) for host in self.hosts.values() if host.staying()]
@@ -351,8 +351,8 @@ class ElasticJob:
                 del self.hosts[host.node]
 
     def _forget(self, numbers: Collection[int], failure: str) -> None:
-        """Note that processes have ended. ``failure`` is for ranks that join their world; empty: a
-        process that ends well has joined before."""
+        """Note that processes have ended. ``failure``: the error for ranks that still join their
+        world; empty after an end with status 0, since such a process had joined."""
         for number in numbers:
             self._asking.pop(number, None)
         lost = sorted(self._ranks.pop(one) for one in numbers if one in self._ranks)

@@ -3,14 +3,15 @@
 Node 0 serves them; the launcher of each other host keeps one to it. Frames are those of the store
 (bootstrap/rendezvous/frames.py): HELLO, then ORDER frames with JSON in both directions, and FAIL
 for a host that is refused. The first message of a host is its facts, and the first order a welcome.
-Both ends then send a PULSE each second: the kernel of a launcher that is stopped answers for it, so
-only the missing pulse tells.
+Both ends then send a PULSE each second. The kernel of a stopped launcher keeps its connections
+open, so only missing pulses show the stop.
 
-A message of a host is about one of its ranks, ``rank``: it ``asks`` for a place with its process
-and a ``torch_port``, is ``silent`` again, was ``restarted``, or has ``ended`` with a status, a
-``text`` and whether it was ``stopped``. Others are the host's ``slots`` and a verdict, ``failed``.
-An order has ranks to ``start`` or to ``stop``, a world to ``form`` with the ``places`` of the host,
-``ask_anew``, a reason to ``refuse`` all ranks, or ends the job: ``over``, with a verdict or None.
+A message of a host is about one of its ranks, ``rank``. The rank ``asks`` for a place, with its
+process and a ``torch_port``; it is ``silent`` again; it was ``restarted``; or it has ``ended``,
+with a status, a ``text`` and whether it was ``stopped``. Other messages hold the host's ``slots``,
+or a verdict, ``failed``. An order has ranks to ``start`` or to ``stop``, or a world to ``form``
+with the ``places`` of the host. ``ask_anew`` tells ranks to ask again, ``refuse`` has a reason to
+refuse all ranks, and ``over`` ends the job, with a verdict or None.
 """
 
 from __future__ import annotations
@@ -226,7 +227,7 @@ class ElasticSeat(abc.ABC):
     def _check_silence(self) -> None:
         due = [line.silent_at for line in self._lines.values() if line.silent_at is not None]
         if due and time.monotonic() >= min(due):
-            # This launcher may have stood still itself, and pulses have come meanwhile.
+            # This launcher may have been stopped itself; pulses that came meanwhile are read first.
             self.read()
             for line in tuple(self._lines.values()):
                 line.check_silence()
@@ -445,8 +446,8 @@ class _Guest:
             )
 
     def _enter(self, told: Any) -> None:
-        """Let a launcher into the job by what it has told. Raises ValueError if that is unreadable,
-        and its versions are not the cause."""
+        """Let a launcher into the job, or refuse it, by its facts. Raises ValueError for unreadable
+        facts of a launcher with equal versions."""
         job, here = self._server._job, versions()
         try:
             if isinstance(told, dict):
@@ -490,7 +491,7 @@ class _Guest:
         host, self._host = self._host, None
         text = f"{NODES.member} {self._node} ({self._name}) {why}"
         if host is not None and why == NODES.stopped:
-            # It reads that, and ends its ranks, if it goes on.
+            # If the launcher of that host goes on, it reads this and ends its ranks.
             self._line.send({"over": JobVerdict(text, 1)._asdict()})
         self._line.close()
         self._server._lines.pop(self._key, None)

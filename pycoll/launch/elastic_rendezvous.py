@@ -174,6 +174,6 @@ class ElasticRendezvous:
     def _tell(self, number: int, text: str) -> None:
         line = self._lines.get(number)
         if line is not None:
-            # If the send fails, the rank has ended, and the reader or the launcher notices it.
+            # If the send fails, the rank has ended, which the reader or the launcher notices.
             with contextlib.suppress(OSError):
                 line.sendall(text.encode() + b"\n")

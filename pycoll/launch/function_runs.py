@@ -51,10 +51,10 @@ def run(
 
     Returns the results in rank order. Raises RankFailedError, with the traceback of the rank, if
     the function raises, a rank dies, or a result cannot be pickled or unpickled. Raises
-    InvalidArgumentError before it starts anything for an argument of a wrong type or value and for
-    a function that cannot be pickled, and later for hosts that cannot work together. Raises
-    TransportError for hosts that cannot be reached. Raises KeyboardInterrupt if the calling program
-    gets SIGINT, after all ranks have ended. Cost: the start of the processes, and of an ssh
+    InvalidArgumentError, before it starts a process, for an argument of a wrong type or value and
+    for a function that cannot be pickled. It also raises it for hosts that cannot work together.
+    Raises TransportError for hosts that cannot be reached. Raises KeyboardInterrupt if the calling
+    program gets SIGINT, after all ranks have ended. Cost: the start of the processes, and of an ssh
     connection to each host.
 
     >>> pycoll.run(divmod, (7, 2), np=2)
@@ -192,14 +192,15 @@ def _results(outcomes: Mapping[int, bytes], size: int, verdict: Verdict | None) 
     """Return what the function has returned on each rank. Raises RankFailedError."""
     values, failures = {}, {}
     for rank, data in sorted(outcomes.items()):
-        # function_rank.py says what they are.
+        # function_rank.py describes the outcomes.
         failure, packed = pickle.loads(data)
         if failure:
             failures[rank] = (failure, packed)
         else:
             values[rank] = packed
     if verdict is not None and verdict.rank not in failures and failures:
-        # A rank was killed, or raised something that is no Exception: others failed after it.
+        # A rank was killed, or raised a BaseException such as SystemExit; other ranks failed after
+        # it.
         failures = {} if verdict.rank >= 0 else failures
     if failures:
         rank = verdict.rank if verdict is not None and verdict.rank in failures else min(failures)

@@ -1,9 +1,9 @@
 """The agent of one host: ``python -m pycoll.launch.host_agent``, started by the launcher over ssh.
 
 Its stdin and stdout belong to the launcher (host_notes.py). The first order has everything that it
-needs, the secret included. It answers what it found on its host, and also where it listens if it
-may become node 0. The second order has its number and the addresses of node 0. Then it is a
-launcher like any other, which ends its ranks when its stdin ends.
+needs, the secret included. The answer has its findings on this host and, if it may become node 0,
+the addresses where it listens. The second order has its number and the addresses of node 0. Then it
+is a launcher like any other, which ends its ranks when its stdin ends.
 """
 
 from __future__ import annotations
@@ -142,7 +142,8 @@ def _run(order: Mapping[str, Any], go: Any, listener: socket.socket | None, conf
             output_folder=order["output_folder"],
             control=0,
             started=report_start,
-            # The launcher asks node 0 alone how the job goes, so it has to know that node 0 runs.
+            # The launcher takes the state of the job from node 0 only, so it has to know that node
+            # 0 runs.
             heard=heard if go["node"] == 0 else None,
             ended=lambda verdict: write_note(order["mark"], {"verdict": verdict._asdict()}),
         )

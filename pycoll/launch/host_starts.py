@@ -40,8 +40,8 @@ from pycoll.launch.signals import ignore_terminal_stop, signals_caught
 #: Seconds from the first agent that fails to start until the launcher gives up the others.
 _MORE_FAILURES_S = 1.0
 _AGENT = "pycoll.launch.host_agent"
-#: Seconds that agents have to end after the first of them has ended. One that is cut off from the
-#: others needs most of it: 5 until it notices, and 5 until its ranks have ended.
+#: Seconds that agents have to end after the first of them has ended. An agent that is cut off from
+#: the others needs 5 of them until it notices, and 5 until its ranks have ended.
 _LAST_S = 12.0
 #: Most bytes of an agent's stderr that are kept for an error text.
 _WORDS_MAX = 4096
@@ -125,16 +125,16 @@ class HostAgent:
         self._lock = threading.Lock()
 
     def order(self, data: dict[str, Any]) -> None:
-        """Send an order; an agent that has ended is found out by its status. Any thread may call
-        it. It waits until the agent reads or ends."""
+        """Send an order, and wait until the agent reads it or ends. Its status shows whether it has
+        ended. Any thread may call it."""
         stdin = self.process.stdin
         with self._lock, contextlib.suppress(BrokenPipeError):
             if stdin is not None and not stdin.closed:
                 write_order(stdin.fileno(), data)
 
     def send(self, signum: int = 0, slots: int | None = None) -> None:
-        """Have the agent take a signal or a number of slots, or else see a pulse. Any thread may
-        call it."""
+        """Send the agent a signal, a number of slots or, with neither, a pulse. Any thread may call
+        it."""
         stdin = self.process.stdin
         with self._lock, contextlib.suppress(BrokenPipeError):
             if stdin is not None and not stdin.closed:
@@ -409,7 +409,7 @@ class HostsJob:
             elif last is None:
                 last = time.monotonic() + _LAST_S
             if last is not None and time.monotonic() >= last:
-                # The agents that are left have had their time; they are stopped, or unreachable.
+                # The time of the remaining agents is over: they are stopped or unreachable.
                 self._exit_s = KILL_S
                 break
         failure = self._conclude(self._agents[0] if self._work.tolerate else None)
@@ -433,7 +433,7 @@ class HostsJob:
         return silent and bool(self._verdicts)
 
     def _begin_pulse(self) -> None:
-        # A thread of its own, since writing output may block.
+        # Runs in a separate thread, since writing output may block the main thread.
         threading.Thread(target=self._keep_pulse, daemon=True).start()
 
     def _watch_once(self) -> None:

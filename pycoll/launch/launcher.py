@@ -48,7 +48,7 @@ def launch(options: LaunchOptions) -> int:
     """
     node = options.node
     command = list(options.command) if node is not None else resolve_command(options.command)
-    # A host of several may have servers only.
+    # In a job of several hosts, a host may have servers only.
     least = 0 if node is not None and options.servers else 1
     if not least <= options.ranks <= RANKS_MAX:
         raise InvalidArgumentError(f"ranks={options.ranks}: expected 1 to {RANKS_MAX}")

@@ -387,7 +387,8 @@ class Crew:
             self._signals.append(signal.SIGHUP)
             return
         if not self._passed_on:
-            # Another node that has lost the launcher too may have told this one before.
+            # Another node may have lost the launcher too, and may have reported that to this node
+            # before.
             self._passed_on, self._control_lost = signal.SIGHUP, True
             self._tell(self._stop_of(signal.SIGHUP))
         now = time.monotonic()

@@ -4,8 +4,7 @@ All ranks share the launcher's session because Linux schedules sessions as group
 rank that yields its core yields only to ranks of its own session. With a session per rank and more
 ranks than cores, every small operation would wait for the scheduler's ticks. Each rank has its own
 group, so that the launcher can end the rank with all processes that it has started. A rank has no
-controlling terminal, so that the kernel does not stop it when it reads from or writes to the
-terminal in the background.
+controlling terminal. So the kernel does not stop it when it uses the terminal in the background.
 """
 
 from __future__ import annotations
