@@ -1,4 +1,4 @@
-"""Codecs as words of a command line: int8, bf16, topk:0.01."""
+"""The codecs of a command line, by words such as int8, bf16 and topk:0.01."""
 
 from __future__ import annotations
 

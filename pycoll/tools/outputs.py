@@ -1,4 +1,4 @@
-"""Checks the files that commands write at their end before the commands begin."""
+"""Before a command begins, checks the file that it will write at its end."""
 
 from __future__ import annotations
 

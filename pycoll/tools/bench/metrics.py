@@ -1,7 +1,7 @@
 """Bandwidth as nccl-tests defines it.
 
-*algbw* is ``bytes / time``. *busbw* scales it by the bytes that the slowest link must carry at
-least, so that figures of different collectives and world sizes compare with the hardware's rate:
+*algbw* is ``bytes / time``. *busbw* scales it by the least bytes that the slowest link must carry.
+So figures of different collectives and world sizes compare with the hardware's rate:
 
 * all_reduce: every byte is sent and received ``2(p-1)/p`` times (reduce_scatter, then all_gather);
 * reduce_scatter, all_gather, all_to_all, gather, scatter: ``(p-1)/p`` of the total crosses a link

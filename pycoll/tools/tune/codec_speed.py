@@ -1,7 +1,7 @@
 """The rates of codecs on one core of this machine, for ``pycoll tune``.
 
-An array is longer than the caches of a core, as gradients are. Encoding writes what it leaves out
-as well, since feedback needs that. The best of several runs counts: disturbances only add time.
+An array is longer than the caches of a core, as gradients are. Encoding also writes the residual,
+since feedback needs it. The best of several runs counts: disturbances only add time.
 """
 
 from __future__ import annotations

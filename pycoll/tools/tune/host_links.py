@@ -301,8 +301,8 @@ def run_tune_hosts(options: HostsOptions, say: Callable[[str], None]) -> Network
     All ranks of the job call it, and the result is equal on all.
 
     Before any measurement all ranks raise InvalidArgumentError for a job on one host with one
-    domain, or with ranks that share cores, and if a host could not store the result. Raises
-    PycollError if a result was wrong, and InvalidArgumentError if a host failed to store it.
+    domain, and for ranks that share cores. They also raise it if a host could not store the result.
+    Raises PycollError if a result was wrong, and InvalidArgumentError if a host failed to store it.
     """
     import pycoll
 
