@@ -1,8 +1,8 @@
-"""Every flag of a wait, flipped in one row of plans that were proved.
+"""Flips each flag that concerns waits in one row of proved plans, and checks the proof's answer.
 
-The flags are await_window, announce_window, flush, direct_write and zero_copy: a flush waits for
-memory that was handed over, and not for memory that is exposed. Each test states the rule of the
-plan by which the proof accepts a damaged plan, and compares every answer of the proof with it.
+The flags are await_window, announce_window, flush, direct_write and zero_copy. A flush waits for
+memory that was handed over, and not for memory that is exposed. Each test states the rule by which
+a plan with one flipped flag is still correct. It compares every answer of the proof with this rule.
 `Order` finds which rows come before others by paths in a graph, where the proof uses clocks.
 """
 
@@ -41,7 +41,8 @@ from pycoll.schedule.topology import Topology
 RECEIVER, SENDER, SPLIT = CopyStrategy
 TILES = 2
 Named = tuple[str, list[bytes]]
-#: What the proof must say about a flag that is flipped in a row; "": it accepts.
+#: Returns a part of the error that the proof must raise for a flag that is flipped in a row; "":
+#: the proof must accept the plan.
 Rule = Callable[["Order", int, int, Row], str]
 
 
@@ -54,7 +55,7 @@ class Event(NamedTuple):
 
 
 class Order:
-    """Which rows of proved plans come before which others, whatever their waits."""
+    """The order of the rows of proved plans, found without the flags of waits."""
 
     def __init__(self, plans: list[bytes]) -> None:
         self.plans = [unpack(image) for image in plans]
@@ -67,7 +68,7 @@ class Order:
         self.senders: dict[Event, list[Event]] = {}
         self.previous: dict[Event, list[Event]] = {}
         self._connect()
-        #: Of each event its number, and a bit for the number of every event that is not after it.
+        #: By event: its number, and a mask of the numbers of the events before it and of itself.
         self.number: dict[Event, int] = {}
         self.past: dict[Event, int] = {}
         for event in TopologicalSorter(self.previous).static_order():
@@ -96,7 +97,7 @@ class Order:
                 self.previous[receiver].append(sender)
 
     def _walk(self, rank: int, plan: Plan) -> Iterable[Event]:
-        """The events of a rank. Leading rows come after none of the rows behind them."""
+        """The events of a rank. Leading rows do not wait for the rows behind them."""
         for lane in range(plan.lane_count):
             rows = [index for index, row in enumerate(plan.rows) if row.lane == lane]
             leading = rows[: leading_count([plan.rows[index] for index in rows])]
@@ -122,7 +123,7 @@ class Order:
         return [e for e in (Event(rank, index, t) for t in range(TILES)) if e in self.number]
 
     def chunk_at(self, rank: int, buffer: int, slot: int) -> int:
-        """The output chunk whose memory this is, in place if the collective can; -1: none."""
+        """The output chunk in this memory, in place where that is possible; -1: none."""
         plan, block = self.plans[rank], slot // self.operation.parts
         if buffer == Buffer.INPUT and plan.collective in IN_PLACE:
             both = block in self.operation.inputs_of(rank)
@@ -153,7 +154,7 @@ class Order:
         return [e for i in rows if (e := event._replace(row=i)) in self.number and e != event]
 
     def last_sends(self, event: Event, chunk: int) -> list[Event]:
-        """The earlier events that send from the chunk, if it is not written between."""
+        """The earlier events that send from the chunk, with no write of the chunk in between."""
         earlier = [one for one in self.others_of(event) if self.precedes(one, event)]
         writers = [one for one in earlier if self.written_by(one) == chunk]
         return [
@@ -164,7 +165,7 @@ class Order:
         ]
 
     def next_writes(self, event: Event, chunk: int) -> list[Event]:
-        """The next later events that write the chunk."""
+        """The first events after this one that write the chunk."""
         later = [
             one
             for one in self.others_of(event)
@@ -214,7 +215,7 @@ def moving() -> list[Named]:
 
 @cache
 def waiting() -> list[Named]:
-    """Reducing plans in which ranks that only send write, and so wait for all their receivers."""
+    """Reducing plans in which ranks that only send also copy, and so wait for receivers."""
     found = []
     for name, plans in reducing():
         whole, waits = plans, False
@@ -238,7 +239,7 @@ def receives_nothing(plan: Plan) -> bool:
 
 
 def check(plans: list[bytes], text: str, name: str) -> None:
-    """The proof must accept the plans if ``text`` is empty, or refuse them with it."""
+    """The proof must accept the plans if ``text`` is empty, else refuse them with ``text``."""
     try:
         verify_plans(plans, tiles=TILES)
         said = ""
@@ -269,14 +270,14 @@ def test_the_undamaged_plans_are_proved() -> None:
 
 
 def test_plans_that_reduce_need_no_windows() -> None:
-    """All copies are left to receivers, or made from what a rank has just received."""
+    """Receivers make all copies, except copies of data that a rank has just received."""
     for _, plans in reducing():
         for plan in map(unpack, plans):
             assert not any(row.flags & (AWAIT_WINDOW | ANNOUNCE_WINDOW) for row in plan.rows)
 
 
 def test_a_wait_for_a_window_is_never_harmless() -> None:
-    """A row waits exactly if its rank receives no data and is to write what the row sends."""
+    """A row waits exactly if its rank receives no data and makes the row's copies."""
     dropped = "must wait for write windows, since its rank only sends"
     malformed = "is flagged await-window but receives, or leaves all copies to its receivers"
     busy = "must not wait for write windows, since its rank receives data"
@@ -291,7 +292,7 @@ def test_a_wait_for_a_window_is_never_harmless() -> None:
 
 
 def test_a_rank_that_only_sends_and_is_to_write_must_wait() -> None:
-    """The strategy changes without the wait. On busy ranks it may change without any."""
+    """Without its wait, SENDER is refused. Ranks that receive data need no wait for it."""
     tried = 0
     for name, plans in reducing():
         for rank, plan in enumerate(map(unpack, plans)):
@@ -305,7 +306,7 @@ def test_a_rank_that_only_sends_and_is_to_write_must_wait() -> None:
 
 
 def test_an_announcement_is_needed_exactly_where_a_sender_waits() -> None:
-    """A receiver announces when it begins, so a row that receives may always announce."""
+    """A receiver announces when it begins, so every row that receives may announce."""
     dropped = "announces no write window, but its sender waits for that"
     malformed = "is flagged announce-window but receives nothing"
 
@@ -323,7 +324,7 @@ def test_an_announcement_is_needed_exactly_where_a_sender_waits() -> None:
 def test_a_flush_is_needed_exactly_where_memory_may_still_be_sent() -> None:
     """A flush waits for the medium and for no row, so every row may have one.
 
-    It may be dropped if every receiver of the memory that the row writes has run before.
+    A flush may be dropped if all receivers of the memory that the row writes have run before.
     """
     dropped = "while it is being sent by"
 
@@ -344,10 +345,10 @@ def test_a_flush_is_needed_exactly_where_memory_may_still_be_sent() -> None:
 
 
 def test_a_direct_write_is_allowed_exactly_where_its_sender_knows_that_memory_is_unused() -> None:
-    """Without the flag the receiver copies the segment itself, so it may always be dropped.
+    """Without the flag the receiver copies the segment itself, so the flag may always be dropped.
 
-    With it, the rows of the receiver that use the memory, and all that read what these sent from
-    it, must come before the row of the sender.
+    With the flag, the sender's row must come after the receiver's rows that use the memory. It must
+    also come after all rows that read segments sent from there.
     """
     malformed = "is flagged direct-write but does more than copy one segment to the output"
     added = "lets its sender write"

@@ -1,4 +1,4 @@
-"""What collectives with a dense codec must give: NumPy, by the codecs' oracle."""
+"""The expected results of collectives with a dense codec, in NumPy, from the oracle of codecs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def cuts(count: int, parts: int) -> list[slice]:
 
 
 def rounded(codec: Any, values: Array, rank: int, chunk: int) -> tuple[Array, Array]:
-    """What the codes of a chunk decode to if ``rank`` encodes it, and what they leave out."""
+    """The decoded values of a chunk that ``rank`` encodes, and their residual."""
     kind, block, by_chance, seed = codec.native()
     drawn = seed ^ rank * _RANK_STEP & _64_BITS if by_chance else None
     first = chunk << 40 & _64_BITS

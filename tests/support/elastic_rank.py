@@ -1,10 +1,10 @@
-"""A rank of an elastic job for test_elastic_launch: adds ones up, with whoever is there.
+"""A rank of an elastic job for test_elastic_launch: sums ones over the ranks of each world.
 
     elastic_rank.py FOLDER
 
-Every world that it has been in, and every sum, it writes to FOLDER. What FOLDER/do says is done at
-the next step: "kill N" ends rank N by SIGKILL, "end" ends all. Without torch, which takes long to
-import: this is what pycoll.torch's elastic.run does, too.
+It writes every world that it has been in, and every sum, to FOLDER. At each step it follows the
+command in FOLDER/do: "kill N" ends rank N by SIGKILL, "end" ends all. It does the same as
+pycoll.torch's elastic.run, without torch, which takes long to import.
 """
 
 from __future__ import annotations

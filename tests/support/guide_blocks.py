@@ -1,4 +1,4 @@
-"""Console blocks of guides: what they type, what they show, and the same commands run for real.
+"""Console blocks of guides: runs their commands, and compares the output with the block.
 
 A block shows a terminal: lines that begin with ``$`` are commands, all others are output. A block
 is run as one script of a shell. Its output has to be the block's, but for the order of lines and
@@ -42,8 +42,8 @@ NUMBERS = (
 class Scene:
     """Blocks of a guide that are typed at the same time, one on each host.
 
-    ``place`` says what the hosts are: "here" is this machine; the others are in the tests that run
-    them. ``files`` are programs next to the commands. ``replaced`` are words of the page that
+    ``place`` names the hosts: "here" is this machine; the tests that run the scene define the
+    others. ``files`` are programs next to the commands. ``replaced`` are words of the page that
     differ in a test, in commands and output. ``errors`` is False where another program writes lines
     of its own to stderr. ``together``: the hosts get numbers as they come, so the lines of all
     blocks are compared at once. ``others`` are commands of the next hosts, whose output and status
@@ -174,7 +174,7 @@ def play(
 ) -> None:
     """Run the blocks of a scene in ``folder``; their output and status must be those shown.
 
-    ``on`` gives the command line that runs a command line on a host, and ``bins`` are folders of
+    ``on`` gives the command line that runs a command line on a host. ``bins`` are folders of
     commands in addition to those of this Python."""
     if not (folder / "examples").exists():
         (folder / "examples").symlink_to(ROOT / "examples")

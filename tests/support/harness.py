@@ -1,4 +1,4 @@
-"""Worlds for tests: ranks that are threads of this process, or processes of their own.
+"""Worlds for tests: their ranks are threads of this process, or separate processes.
 
 Worlds of threads are kept and used again, since joining takes longer than most tests; one that a
 test broke is replaced.
@@ -32,7 +32,7 @@ import pycoll
 
 T = TypeVar("T")
 
-#: Longer than any operation of a healthy test, shorter than anybody's patience.
+#: Seconds: longer than any operation of a test that passes.
 TIMEOUT_S = float(os.environ.get("TEST_TIMEOUT_S", "30"))
 HANG_S = 120.0
 ROOT = Path(__file__).resolve().parents[2]
@@ -56,11 +56,11 @@ class ThreadWorld:
         self._pool = ThreadPoolExecutor(size)
 
     def outcomes(self, function: Callable[[pycoll.Communicator], T]) -> list[T | BaseException]:
-        """What ``function`` gave or raised on each rank."""
+        """The result or the exception of ``function`` on each rank."""
         return each(self._pool, function, self.communicators)
 
     def run(self, function: Callable[[pycoll.Communicator], T]) -> list[T]:
-        """What ``function`` gave on each rank; RanksFailedError if any raised."""
+        """The result of ``function`` on each rank; RanksFailedError if any raised."""
         return succeeded(self.outcomes(function))
 
     def is_usable(self) -> bool:
@@ -111,7 +111,7 @@ def succeeded(outcomes: Sequence[Any]) -> list[Any]:
 
 
 def talk_in_threads(talk: Callable[[int], object], tags: Sequence[int]) -> None:
-    """Call ``talk`` with each tag in a thread of its own. Fails if one of them does."""
+    """Call ``talk`` with each tag, each in a separate thread. Fails if one of them does."""
     failures: list[BaseException] = []
 
     def run(tag: int) -> None:
@@ -135,7 +135,7 @@ _worlds: dict[tuple[Any, ...], ThreadWorld] = {}
 def world_in_threads(
     size: int, transports: str = "shm", hosts: tuple[int, ...] | None = None
 ) -> ThreadWorld:
-    """A world that works; shared with other tests, so do not close or break it knowingly."""
+    """A world that works. Other tests use it too, so a test must neither close nor break it."""
     key = (size, transports, hosts)
     found = _worlds.get(key)
     if found is None or not found.is_usable():
@@ -146,7 +146,7 @@ def world_in_threads(
 
 
 def fresh_world(size: int, transports: str = "shm") -> ThreadWorld:
-    """A world of one's own; the caller closes it."""
+    """A world for one test; the caller closes it."""
     return ThreadWorld(size, transports, None)
 
 
@@ -162,7 +162,7 @@ _next_port = itertools.count(os.getpid() * 101)
 
 
 def free_port() -> int:
-    """A port that nobody listens at, and that no other process of the tests is given soon."""
+    """A port at which no process listens, and that no other process of the tests gets soon."""
     while True:
         port = _PORTS[next(_next_port) % len(_PORTS)]
         with socket.socket() as sock, contextlib.suppress(OSError):
@@ -171,7 +171,7 @@ def free_port() -> int:
 
 
 class RankProcess:
-    """A process that a ``RankServer`` forked. The server tells its end: only a parent hears it."""
+    """A process that a ``RankServer`` forked. The server, its parent, reports its end."""
 
     def __init__(self, server: RankServer, pid: int) -> None:
         self._server, self.pid = server, pid
@@ -309,7 +309,7 @@ class ProcessWorld:
         ]
 
     def outcomes(self, hang_s: float = HANG_S) -> list[Any]:
-        """What each rank gave or raised; an AssertionError with its output if it died."""
+        """The result or exception of each rank; an AssertionError with its output if it died."""
         found: list[Any] = []
         for process, path in zip(self.processes, self.paths, strict=True):
             try:
@@ -330,7 +330,7 @@ class ProcessWorld:
 def world_in_processes(
     size: int, function: Callable[..., Any], *args: Any, transports: str = "shm", **settings: str
 ) -> list[Any]:
-    """What ``function(comm, *args)`` gave on each rank; RanksFailedError if any raised."""
+    """The result of ``function(comm, *args)`` on each rank; RanksFailedError if any raised."""
     world = ProcessWorld(size, function, *args, transports=transports, **settings)
     return succeeded(world.outcomes())
 

@@ -102,14 +102,14 @@ class FakeTcp:
                 sock.sendall(struct.pack("<iii", self.rank, peer, index))
 
     def check(self) -> None:
-        """What arrives on socket i came from the peer's socket i, and nothing before it."""
+        """Assert that the first bytes on socket i came from the peer's socket i."""
         for peer, sockets in self.peers.items():
             for index, sock in enumerate(sockets):
                 assert sock.recv(12) == struct.pack("<iii", peer, self.rank, index)
 
 
 class World:
-    """Fake transports that close themselves; ``factories`` is what ``connect`` wants."""
+    """Fake transports that close themselves; pass ``factories`` to ``connect``."""
 
     def __init__(self) -> None:
         self.made: list[FakeShm | FakeTcp] = []

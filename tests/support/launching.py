@@ -1,4 +1,4 @@
-"""Helpers for the tests of ``pycoll run``: launchers in processes of their own, and who lives."""
+"""Helpers for the tests of ``pycoll run``: start launchers, and see which processes live."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import pytest
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
-#: What a rank's code begins with that asks who it is.
+#: The beginning of the code of a rank that needs its number.
 RANK = "import os; r = int(os.environ['PYCOLL_RANK']); "
 RUN = """
 import json, sys
@@ -54,7 +54,7 @@ def arguments_of(ranks: int, command: Sequence[str], **options: object) -> list[
 
 
 def start(ranks: int, command: Sequence[str], **options: object) -> subprocess.Popen[str]:
-    """A launcher in a process of its own, as the command line would have it."""
+    """A launcher in a separate process, as the command line starts it."""
     return subprocess.Popen(
         arguments_of(ranks, command, **options),
         stdin=subprocess.PIPE,

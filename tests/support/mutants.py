@@ -1,4 +1,4 @@
-"""Damage to schedules and plans, and the judgement on what the proof says about it.
+"""Damages schedules and plans, and checks the answers of the proof.
 
 Every mutant that the proof accepts runs with numbers in random orders (`simulate`); a wrong result
 there is a hole in the proof and fails the test with the mutant and its seed.
@@ -269,8 +269,8 @@ PLAN_MUTATIONS: dict[str, Callable[[random.Random, Plan, int], Plan]] = {
 def plan_mutants(name: str, schedule: Schedule) -> Iterator[tuple[str, list[bytes]]]:
     """(seed, all plans with one of them damaged): every mutation `PLAN_EACH` times.
 
-    Ranks that only send write what they send, and wait for write windows, where receivers announce
-    these.
+    Where receivers announce write windows, ranks that only send make the copies and wait for
+    windows.
     """
     idle = CopyStrategy.SENDER if schedule.collective in ANNOUNCING else CopyStrategy.RECEIVER
     plans = lower_all(schedule, Copies(idle))

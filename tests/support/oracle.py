@@ -1,7 +1,7 @@
-"""What each collective means, in NumPy; and inputs whose results are exact.
+"""The expected result of each collective, in NumPy; and inputs whose results are exact.
 
-Inputs differ per element and rank as far as the type can tell, and every partial result of every
-order of folding is a number that the type holds exactly, so results are compared bit by bit.
+Inputs differ per element and rank as far as the type can tell. The type holds every partial result
+of every order of folding exactly, so results are compared bit by bit.
 """
 
 from __future__ import annotations

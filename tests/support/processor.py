@@ -6,14 +6,15 @@ import sys
 import time
 from collections.abc import Callable
 
-#: Together they outlast the seconds for which a neighbour makes a core three times slower.
+#: The most calls of the work. They must outlast the time for which another program slows a core
+#: down.
 ATTEMPTS = 30
 
 
 def quickest_s(work: Callable[[], object], enough_s: float) -> float:
-    """The least that ``work`` took, in seconds of this thread's processor time.
+    """The least time of ``work`` in several calls, in seconds of this thread's processor time.
 
-    It is called until it takes less than ``enough_s``: load makes it slower, and never faster.
+    Stops at a call that takes less than ``enough_s``: other load only adds time.
     """
     least = float("inf")
     for _ in range(ATTEMPTS):
@@ -28,7 +29,7 @@ def quickest_s(work: Callable[[], object], enough_s: float) -> float:
 def calls_of(work: Callable[[], object]) -> int:
     """The calls and returns of functions that ``work`` makes, equal on every machine.
 
-    A count bounds how the work grows. What one call costs is measured in ``bench/``.
+    A count bounds how the work grows with its input. ``bench/`` measures the time of calls.
     """
     events = 0
 

@@ -1,7 +1,7 @@
-"""Numbers instead of proofs: schedules and plans run with integers, in random order.
+"""Runs schedules and plans with integers, in random order, to check the proof.
 
-Written against the documents alone (schedule.py's docstring, FORMAT.md) and sharing no code with
-the proof but the reader of plan bytes. Contributions are random residues, so a wrong set of
+It is written from the documents alone (the docstring of schedule/language.py, FORMAT.md). It shares
+only the reader of plan bytes with the proof. Contributions are random residues, so a wrong set of
 contributions gives a wrong sum. A result that is final is multiplied by `FINAL_FACTOR` in place of
 the division that `avg` does. Memory that a row may hand over or expose is read as late as allowed;
 direct writes are made as early. Ranks begin in random order; a rank begins before its first row,
@@ -35,7 +35,7 @@ Operation = Callable[[int, int], int]
 
 
 class WrongRunError(Exception):
-    """The run deadlocked, read what is not there, or ended with wrong values."""
+    """The run deadlocked, read memory that holds no value, or ended with wrong values."""
 
 
 def add(a: int, b: int) -> int:
@@ -255,7 +255,7 @@ class World:
         return row.copies == 1 or (row.copies == 2 and tile % 2 == 1 and not row.target)
 
     def has_answered(self, rank: int, end: int) -> bool:
-        """Whether the receiver has said whether it opens a write window."""
+        """Whether the receiver has announced its write window, or that it opens none."""
         peer, number, _ = self.plans[rank].channels[end]
         rows = self.receivers.get((rank, peer, number), [])
         return peer in self.begun and any(row.flags & 32 for row in rows)
@@ -272,11 +272,11 @@ class World:
             if row.source:
                 memory, key = self.place(rank, row.source, row.source_slot, tile)
                 if key not in memory:
-                    raise WrongRunError("reads what is not there")
+                    raise WrongRunError("reads memory that holds no value")
                 operands.insert(row.source_position, memory[key])
             if row.carry >= 0:
                 if row.carry not in self.scratch[rank]:
-                    raise WrongRunError("carries what is not there")
+                    raise WrongRunError("its carry holds no value")
                 operands.insert(0, self.scratch[rank][row.carry])
             value = operands[0]
             for operand in operands[1:]:

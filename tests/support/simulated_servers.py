@@ -154,21 +154,21 @@ class World:
         self.alive = {*self.servers, *self.clients}
         self.flying: dict[tuple[int, int], deque[Message]] = {}
         self.divided: set[tuple[int, int]] = set()
-        #: By process that is stopped what happens to it meanwhile, by the peer that causes it.
+        #: By stopped process and by peer: the calls that the process receives when it goes on.
         self.stopped: dict[int, dict[int, deque[Callable[[Any], None]]]] = {}
-        #: By pair when a message has arrived.
+        #: By pair: the time of the newest message that has arrived.
         self.heard: dict[tuple[int, int], float] = {}
-        #: Whether a process asks, when it has been stopped, whether the others count it.
+        #: Whether a process that was stopped asks the others if they still count it.
         self.fenced = True
         #: Newcomers that were told of the end of a process for which they waited.
         self.told_of_ends = 0
         #: By server the newest request to the view manager about it.
         self.manager_requests: dict[int, Kind] = {}
         self.arrival: dict[tuple[int, int], float] = {}
-        #: By pair how many times slower than others it is.
+        #: By pair: the factor by which its messages are slower than those of other pairs.
         self.lag: dict[tuple[int, int], float] = {}
         self.boundaries = 0
-        #: By number of the message ahead of which it happens: what happens.
+        #: Faults, by the number of the message before which they happen.
         self.faults: dict[int, Callable[[], None]] = {}
         self.programs: dict[int, Program] = {}
         self.waiting: dict[int, Sequence[Request]] = {}
@@ -178,7 +178,8 @@ class World:
         self._watch_clocks()
 
     def _know_newcomers(self) -> None:
-        #: By meeting of a newcomer the server that it has met, and its program, None for a server.
+        #: By meeting of a newcomer: the server that it has met, and its program (None for a
+        #: server).
         self.meetings: dict[str, tuple[int, Callable[[int], Program] | None]] = {}
         #: By rank of a new worker the clock at which it began.
         self.starts: dict[int, int] = {}
@@ -188,7 +189,8 @@ class World:
         self.links: dict[tuple[int, int], int] = {}
 
     def _watch_clocks(self) -> None:
-        #: By worker the newest clock that it has told, and its requests, one for each shard.
+        #: By worker: the newest clock that it has sent, and the requests with it, one for each
+        #: shard.
         self.clocked: dict[int, tuple[int, Sequence[Request]]] = {}
         #: By worker the clocks that the shards have answered, at the newest check.
         self.told: dict[int, list[int]] = {}
@@ -547,9 +549,11 @@ class World:
         return clock if is_told else max(0, clock - 1)
 
     def check_staleness(self, peer: int) -> None:
-        """Assert on the servers whose state a step of ``peer`` concerns that no worker that goes on
-        is more than ``staleness`` clocks ahead of the slowest one, and that none has told a clock
-        beyond the next one."""
+        """Assert the staleness bound on the servers whose state a step of ``peer`` may change.
+
+        No worker that goes on is more than ``staleness`` clocks ahead of the slowest one. No worker
+        has sent a clock beyond the next one.
+        """
         staleness = self.consistency.staleness
         assert staleness is not None
         view = self.view

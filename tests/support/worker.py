@@ -3,9 +3,9 @@
     python -m worker DESCRIPTOR
 
 The connection with this descriptor brings a ``RankTask`` for each rank. Back go pairs of a process
-number and an exit code: None when the process has begun, and the code when it has ended. The
-library's fork server does not do: its processes end without what an interpreter does at its exit,
-and a process has only one such server, hence one seed of hashes.
+number and an exit code: None when the process has begun, and the code when it has ended. Python's
+own fork server is not suitable: its processes skip the exit handlers of an interpreter. A process
+also has only one such server, so all ranks would have one hash seed.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from typing import NamedTuple
 
 import pycoll
 
-#: What ranks need first: helpers of tests, ``pycoll.init``, and plans. torch is not among them: its
-#: presence changes what pycoll does.
+#: The imports that ranks need first: helpers of tests, ``pycoll.init``, and plans. torch is not
+#: among them, since pycoll behaves differently once torch is imported.
 PRELOADED = (
     "harness",
     "hypothesis",
