@@ -161,14 +161,15 @@ inline int open_descriptors() {
 // Makes some progress without blocking; true once finished.
 using Actor = std::function<bool()>;
 
-// The fixture's ranks, and which of them still live.
+// The fixture's ranks, and which of them are still polled.
 class World {
  public:
   World(const Medium& medium, int size, std::uint64_t seed)
       : fixture_(medium.make(size, seed)),
         threads_(medium.threads),
+        patience_(medium.patience != 0 ? medium.patience : kPatience),
         seed_(seed),
-        alive_(static_cast<std::size_t>(size), true) {}
+        polled_(static_cast<std::size_t>(size), true) {}
 
   Transport& at(int rank) { return fixture_->at(rank); }
   Link& link(int rank, int peer) {
@@ -184,21 +185,24 @@ class World {
   }
   std::uint64_t seed() const { return seed_; }
   std::uint64_t depth() const { return fixture_->depth(); }
-  int size() const { return static_cast<int>(alive_.size()); }
+  int size() const { return static_cast<int>(polled_.size()); }
 
   void close(int rank) {
     at(rank).close();
-    alive_[static_cast<std::size_t>(rank)] = false;
+    polled_[static_cast<std::size_t>(rank)] = false;
   }
   void kill(int rank) {
     fixture_->kill(rank);
-    alive_[static_cast<std::size_t>(rank)] = false;
+    polled_[static_cast<std::size_t>(rank)] = false;
   }
 
-  // One round: every living rank polls, then a virtual clock goes on.
+  // The rank stays open, and step() polls it no more.
+  void stop_polling(int rank) { polled_[static_cast<std::size_t>(rank)] = false; }
+
+  // One round: every rank that is still polled polls, then a virtual clock goes on.
   void step() {
     for (int rank = 0; rank < size(); ++rank) {
-      if (alive_[static_cast<std::size_t>(rank)]) at(rank).poll();
+      if (polled_[static_cast<std::size_t>(rank)]) at(rank).poll();
     }
     fixture_->idle();
   }
@@ -207,7 +211,11 @@ class World {
   }
   // Steps until `done()`; `what` names the wait in the failure's text.
   template <typename Predicate>
-  void settle(const char* what, Predicate done, Nanoseconds patience = kPatience) {
+  void settle(const char* what, Predicate done) {
+    settle(what, done, patience_);
+  }
+  template <typename Predicate>
+  void settle(const char* what, Predicate done, Nanoseconds patience) {
     const Nanoseconds start = now();
     while (!done()) {
       CHECK(now() - start < patience, "seed %#llx: waited in vain for %s",
@@ -254,8 +262,9 @@ class World {
 
   std::unique_ptr<Fixture> fixture_;
   bool threads_;
+  Nanoseconds patience_;
   std::uint64_t seed_;
-  std::vector<bool> alive_;
+  std::vector<bool> polled_;
 };
 
 }  // namespace pycoll::conformance

@@ -59,6 +59,8 @@ struct Medium {
   Abilities has = {};
   // As many variants of one transport are tested: they share the rounds of long races.
   std::uint64_t variants = 1;
+  // How long a case waits for an event; 0: far longer than a loaded machine needs.
+  Nanoseconds patience = 0;
 };
 
 // Registers every case for `medium` before main() begins.
