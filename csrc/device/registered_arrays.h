@@ -26,7 +26,7 @@ class RegisteredArrays {
   // A mark behind the last launched operation outside of captures, or nullptr. A launch in progress
   // ends first.
   using Last = std::function<std::shared_ptr<Mark>()>;
-  // Parts of the communicator; they outlive the arrays.
+  // Objects of the communicator; they outlive the arrays.
   struct Parts {
     const Channels& channels;
     const Membership& membership;

@@ -150,12 +150,12 @@ class Lifecycle:
         self._splits += 1
         return self._splits
 
-    def key_of_parts(self) -> bytes:
-        """Return a key that only the ranks of this communicator know, for its sub-communicators."""
+    def subcommunicator_key(self) -> bytes:
+        """Return a key for sub-communicators, which only the ranks of this communicator know."""
         import hmac
 
         key = b"" if self._successor is None else self._successor.post.key
-        return hmac.digest(key, f"parts of {self._name}".encode(), "sha256")
+        return hmac.digest(key, f"sub-communicators of {self._name}".encode(), "sha256")
 
     def split(self, color: int | None, key: int, tuning: str | None = None) -> Membership | None:
         """Split as ``Communicator.split`` does. None: this rank joins no new communicator.
@@ -216,7 +216,7 @@ class Lifecycle:
                 lambda numbers: exchanges.all_gather_numbers(numbers, "part", algorithm),
                 exchanges.gather_blobs,
                 self._splits,
-                self.key_of_parts(),
+                self.subcommunicator_key(),
             )
             return join_part(parent, groups, members, text)
         # Ranks outside all groups take part in the exchanges of the joining ranks.

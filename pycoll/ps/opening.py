@@ -152,7 +152,7 @@ class StoreOpener:
             }
             blobs = internals.exchanges.gather_blobs(json.dumps(mine).encode())
             terms, meetings, silence_s = agree_on_terms(blobs)
-            key = internals.lifecycle.key_of_parts()
+            key = internals.lifecycle.subcommunicator_key()
             connector = Connector(
                 base.rank,
                 config._replace(timeout_s=base.timeout_s, server_silence_s=silence_s),
@@ -211,7 +211,8 @@ class StoreOpener:
     def _store_name(self) -> str:
         """Return the name of the store, the same on all ranks."""
         # The key is secret, and a digest of it names the store.
-        name = hmac.digest(self._internals.lifecycle.key_of_parts(), b"store", "sha256").hex()[:8]
+        key = self._internals.lifecycle.subcommunicator_key()
+        name = hmac.digest(key, b"store", "sha256").hex()[:8]
         return f"{name}-{self._number}"
 
 

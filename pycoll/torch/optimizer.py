@@ -20,13 +20,13 @@ from pycoll.torch.horovod import horovod_world, variables
 from pycoll.torch.horovod.process_sets import ProcessSet, global_process_set
 from pycoll.torch.horovod.scaled_ops import Adasum, Average, ReduceOp, Sum, check_op
 from pycoll.torch.memory.compiling import is_compiled
-from pycoll.torch.memory.deferred_step import Overlap
+from pycoll.torch.memory.deferred_step import DeferredSteps
 from pycoll.torch.optimizers.coded_state import Parameters
 from pycoll.torch.optimizers.gradients import Gradients, Settings
 from pycoll.torch.optimizers.policy_gradients import ScheduledGradients
 from pycoll.torch.optimizers.wrapped_optimizers import (
     AdasumWrapped,
-    OverlappedWrapped,
+    DeferringWrapped,
     Wrapped,
     default_names,
     wrapped_by,
@@ -207,12 +207,12 @@ def _reducing(
         None if by_adasum else _gradients(names, buckets, settings, policy, model is not None)
     )
     overlaps = model is not None and isinstance(gradients, ScheduledGradients)
-    mixin = AdasumWrapped if by_adasum else OverlappedWrapped if overlaps else Wrapped
+    mixin = AdasumWrapped if by_adasum else DeferringWrapped if overlaps else Wrapped
     wrapped = wrapped_by(optimizer, mixin)
     if not by_adasum:
         wrapped._gradients, wrapped._policy = gradients, policy
     if model is not None and isinstance(gradients, ScheduledGradients):
-        wrapped._overlap = Overlap(gradients, model, wrapped.step_groups)
+        wrapped._deferred = DeferredSteps(gradients, model, wrapped.step_groups)
     return wrapped
 
 

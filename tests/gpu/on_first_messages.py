@@ -116,7 +116,7 @@ def test_strided_arrays_and_such_as_others_order(world: ThreadWorld) -> None:
 def test_one_end_begins_before_devices_meet_and_the_other_behind(
     world: ThreadWorld, sender_is_late: bool
 ) -> None:
-    """Which are carried is agreed, so that each finds its other end."""
+    """Both ends agree which messages go through host staging, so each finds its other end."""
 
     def run(comm: pycoll.Communicator) -> None:
         outs = [array(np.zeros(6)) for _ in range(4)]
@@ -138,7 +138,7 @@ def test_one_end_begins_before_devices_meet_and_the_other_behind(
         if comm.rank == 1:
             for number, out in enumerate(outs):
                 np.testing.assert_array_equal(out.get(), np.full(6, 1.0 + number))
-        # From now on nothing is carried: what is captured could not be.
+        # From now on no message goes through host staging, which a capture excludes.
         comm.barrier()
         stream = current()
         assert stream is not None

@@ -6,7 +6,7 @@ namespace pycoll::engine {
 
 using transport::Notice;
 
-Notice Report::draft(const std::string& detail) const {
+Notice Report::make_notice(const std::string& detail) const {
   Notice notice;
   notice.completed = operations_.collectives.completed();
   notice.sequence = operations_.collectives.sequence();
@@ -18,9 +18,10 @@ Notice Report::draft(const std::string& detail) const {
 }
 
 void Report::tell() {
-  Notice notice = draft(findings_.disputes()   ? findings_.disputed.array.value_or("")
-                        : findings_.inquires() ? to_detail(findings_.overdue)
-                                               : stream_detail(operations_.numbers.on_stream()));
+  Notice notice =
+      make_notice(findings_.disputes()   ? findings_.disputed.array.value_or("")
+                  : findings_.inquires() ? to_detail(findings_.overdue)
+                                         : stream_detail(operations_.numbers.on_stream()));
   write_account(findings_.account, &notice);
   if (findings_.disputes()) {
     notice.sequence = findings_.disputed.sequence;
@@ -39,7 +40,7 @@ void Report::announce() {
 void Report::give_up(const Status& status, int culprit, const std::string& detail,
                      const std::optional<Standing>& at) {
   const Code told = status.code() == Code::kInterrupted ? Code::kPeerLost : status.code();
-  Notice notice = draft(detail);
+  Notice notice = make_notice(detail);
   if (at) {
     notice.sequence = at->sequence;
     notice.descriptor = at->descriptor;

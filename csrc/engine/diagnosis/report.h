@@ -61,7 +61,7 @@ class Report {
   std::string name_current(int peer) const;
 
  private:
-  transport::Notice draft(const std::string& detail) const;
+  transport::Notice make_notice(const std::string& detail) const;
 
   RankOperations& operations_;
   Findings findings_;

@@ -1,4 +1,4 @@
-// The inputs of an engine.
+// The options of an engine: its rank, its media, its clock.
 #pragma once
 
 #include <memory>

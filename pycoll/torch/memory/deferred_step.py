@@ -53,9 +53,14 @@ class _Waiting:
     """A deferred parameter: the memory of its gradient, and the number of its group."""
 
     def __init__(
-        self, overlap: Overlap, parameter: torch.Tensor, group: int, grad: torch.Tensor, note: Any
+        self,
+        steps: DeferredSteps,
+        parameter: torch.Tensor,
+        group: int,
+        grad: torch.Tensor,
+        note: Any,
     ) -> None:
-        self._overlap, self._parameter = overlap, parameter
+        self._steps, self._parameter = steps, parameter
         self.group, self.grad, self.note = group, grad, note
         #: Whether zero_grad() was called meanwhile: after the step the gradient becomes None, or
         #: zeros.
@@ -63,7 +68,7 @@ class _Waiting:
 
     def finish(self, others: Sequence[torch.Tensor] = ()) -> None:
         """Step the parameter now, and those of ``others`` that are deferred."""
-        self._overlap.finish([self._parameter, *others])
+        self._steps.finish([self._parameter, *others])
 
     def drop_gradient(self) -> None:
         """Make the gradient None after the step."""
@@ -71,10 +76,10 @@ class _Waiting:
 
     def give_up(self) -> None:
         """Drop all deferred steps of the optimizer."""
-        self._overlap.give_up()
+        self._steps.give_up()
 
 
-class Overlap:
+class DeferredSteps:
     """The deferred steps of one optimizer; any thread may finish them.
 
     ``step_groups(groups)`` makes the optimizer step exactly the parameters of these groups.

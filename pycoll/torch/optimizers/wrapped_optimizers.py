@@ -14,7 +14,7 @@ from pycoll.torch.compression import Compressor
 from pycoll.torch.horovod.process_sets import ProcessSet
 from pycoll.torch.horovod.reducing_calls import grouped_allreduce_
 from pycoll.torch.horovod.scaled_ops import Adasum, ReduceOp
-from pycoll.torch.memory.deferred_step import Groups, Overlap
+from pycoll.torch.memory.deferred_step import DeferredSteps, Groups
 from pycoll.torch.optimizers.coded_state import ENTRY, with_residuals_of, without_residuals
 from pycoll.torch.optimizers.gradients import Gradients, Settings
 from pycoll.torch.optimizers.policy_gradients import ScheduledGradients
@@ -373,15 +373,15 @@ class Wrapped(Distributed):
         return evaluate
 
 
-class OverlappedWrapped(Wrapped):
+class DeferringWrapped(Wrapped):
     """An optimizer that defers steps to the next forward pass; see memory/deferred_step.py."""
 
-    _overlap: Overlap
+    _deferred: DeferredSteps
 
     @property
     def state(self) -> Any:
         """The state of the optimizer, by parameter. An access finishes deferred steps first."""
-        self._overlap.finish()
+        self._deferred.finish()
         return vars(self)["state"]
 
     @state.setter
@@ -393,8 +393,8 @@ class OverlappedWrapped(Wrapped):
         gradients = self._gradients
         at_once = isinstance(gradients, ScheduledGradients) and not gradients.waits_singly
         when = "at once" if at_once else "when the next forward pass needs them"
-        if not self._overlap.can_wait:
-            when = f"at once, since {self._overlap.obstacle}"
+        if not self._deferred.can_wait:
+            when = f"at once, since {self._deferred.obstacle}"
         return f"parameters step {when}\n{super().explain()}"
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -409,20 +409,20 @@ class OverlappedWrapped(Wrapped):
         )
         at_once = self._synchronized or not self._should_synchronize
         if closure is not None or at_once or any(hooks):
-            self._overlap.finish()
+            self._deferred.finish()
             return super().step(closure)
         self._check_all_reduced()
-        return self._overlap.defer(vars(self)["param_groups"])
+        return self._deferred.defer(vars(self)["param_groups"])
 
     def synchronize(self) -> None:
         """Finish deferred steps, then wait until all gradients are reduced."""
-        self._overlap.finish()
+        self._deferred.finish()
         super().synchronize()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Zero gradients as the optimizer does; after its step for a deferred parameter."""
-        self._overlap.zero(set_to_none)
-        waiting = self._overlap.waiting
+        self._deferred.zero(set_to_none)
+        waiting = self._deferred.waiting
         groups = [
             {**group, "params": [p for p in group["params"] if p not in waiting]}
             for group in vars(self)["param_groups"]
@@ -432,7 +432,7 @@ class OverlappedWrapped(Wrapped):
 
     def load_state_dict(self, state_dict: dict[str, Any], *args: Any, **words: Any) -> Any:
         """Finish deferred steps, load the state, and reset the counts of backward passes."""
-        self._overlap.finish()
+        self._deferred.finish()
         return super().load_state_dict(state_dict, *args, **words)
 
     def step_groups(self, groups: Groups) -> None:

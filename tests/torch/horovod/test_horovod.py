@@ -7,10 +7,10 @@ from types import ModuleType
 
 import hvd_alone_checks
 import hvd_bad_input_checks
+import hvd_deferred_step_checks
 import hvd_elastic_checks
 import hvd_moving_checks
 import hvd_optimizer_checks
-import hvd_overlap_checks
 import hvd_policy_checks
 import hvd_reducing_checks
 import hvd_storages_checks
@@ -25,7 +25,7 @@ MODULES = {
         hvd_elastic_checks,
         hvd_moving_checks,
         hvd_optimizer_checks,
-        hvd_overlap_checks,
+        hvd_deferred_step_checks,
         hvd_policy_checks,
         hvd_reducing_checks,
         hvd_storages_checks,
@@ -34,7 +34,7 @@ MODULES = {
 #: When a parameter steps is a matter of each rank and its own program, so a fourth rank adds time
 #: and nothing else.
 SIZES = dict.fromkeys(MODULES, (1, 2, 3, 4)) | {
-    hvd_overlap_checks.__name__: (1, 2, 3),
+    hvd_deferred_step_checks.__name__: (1, 2, 3),
     hvd_alone_checks.__name__: (1, 2, 3),
     hvd_elastic_checks.__name__: (1, 3),
 }

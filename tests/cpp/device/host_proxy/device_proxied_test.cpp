@@ -167,7 +167,7 @@ TEST(findings_are_told_whole) {
   Status status = device::from_told({device::to_told(all[0]), device::to_told(all[1])}, &read);
   CHECK(status.ok() && read.size() == 2, "%s", status.message().c_str());
   CHECK(!device::is_reached(read, 0, 1) && !device::is_reached(read, 1, 0), "one end refuses");
-  CHECK(device::is_reached(read, 0, 0) && device::is_any_proxied(read), "carried");
+  CHECK(device::is_reached(read, 0, 0) && device::is_any_proxied(read), "proxied");
   const auto lines = device::warnings_of(read, {"a", "b"});
   CHECK(lines.size() == 1 && lines[0] == "a and b are refused", "%zu lines", lines.size());
   for (const std::string& text : {std::string("x\0y\0", 4), std::string("yy"), std::string()}) {
