@@ -17,7 +17,7 @@ PyObject* done(PyObject* object, PyObject* /*unused*/) {
                                                         : work->stage != Stage::kOpen);
 }
 
-// nullopt: no limit. Throws as pycoll.config.check_timeout does.
+// nullopt: no limit. Throws as pycoll.types.check_timeout does.
 std::optional<double> read_timeout(PyObject* timeout) {
   if (timeout == nullptr || timeout == Py_None) return std::nullopt;
   if (PyFloat_CheckExact(timeout) && PyFloat_AS_DOUBLE(timeout) > 0) {
