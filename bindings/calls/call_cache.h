@@ -189,7 +189,7 @@ struct CompiledCall {
 
   const CallKey key;
   std::vector<Exchange> exchanges;
-  // nullptr: the call has run only as a member of a fused message, or it has `messages`.
+  // nullptr: the call has run only as a member of a fused batch, or it has `messages`.
   OperationHandle operation;
   // Sends of x and receives into `out`, with the lengths of their memory, in the order in which
   // they are posted. The call of a collective has none.

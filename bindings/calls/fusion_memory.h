@@ -1,4 +1,4 @@
-// The buffer into which the arrays of a fused message are copied.
+// The buffer into which the arrays of a fused batch are copied.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// The calls inside one group: all_reduces with equal keys share one fused message; all other
+// The calls inside one group: all_reduces with equal keys share one fused batch; all other
 // operations keep their order. Requires everywhere: the GIL.
 #pragma once
 
@@ -12,8 +12,8 @@
 
 namespace pycoll::bindings {
 
-// Longest array that shares a message. A fused message is copied into slots. A longer array is
-// faster when it is sent from its own memory.
+// Longest array that shares a message. A fused batch is copied into slots. A longer array is faster
+// when it is sent from its own memory.
 inline constexpr std::uint64_t kMemberBytesMax = std::uint64_t{1} << 18;
 // Longest message of several arrays.
 inline constexpr std::uint64_t kMessageBytesMax = std::uint64_t{1} << 24;

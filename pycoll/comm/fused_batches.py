@@ -67,8 +67,8 @@ class FusedMemory:
             self._kept = [*self._kept, memory][-self._KEPT_MAX :]
 
 
-class FusedMessage(NamedTuple):
-    """Arrays that travel together, and their compiled operation."""
+class FusedBatch(NamedTuple):
+    """Arrays that travel together as one message, and their compiled operation."""
 
     members: list[Ends]
     compiled: CompiledCall
@@ -76,18 +76,16 @@ class FusedMessage(NamedTuple):
     #: The residual of each member; empty without feedback.
     residuals: Sequence[_core.BufferView] = ()
 
-    def in_list(self, key: int) -> FusedMessage:
-        """Return this message with a key that includes the key of the whole list.
+    def in_list(self, key: int) -> FusedBatch:
+        """Return this batch with a key that includes the key of the whole list.
 
         Without that, a rank whose list is shorter could leave before another rank begins its last
         message.
         """
         return self._replace(compiled=self.compiled._replace(key=self.compiled.key ^ key))
 
-    def with_codec(
-        self, memories: Sequence[tuple[Any, int]]
-    ) -> tuple[FusedMessage, list[CodedEnds]]:
-        """Return this message with the arrays and residuals that a codec takes, and their ends.
+    def with_codec(self, memories: Sequence[tuple[Any, int]]) -> tuple[FusedBatch, list[CodedEnds]]:
+        """Return this batch with the arrays and residuals that a codec takes, and their ends.
 
         ``memories``: of each array the Feedback, or None for all, and its number there.
         """
@@ -261,7 +259,7 @@ def start_list(
         words = (op, algorithm, deterministic, coding)
         return start_coded_list(runner, members, words, stream, results, async_op, feedback)
     shared = _arrays_per_message(members, lengths)
-    messages = []
+    batches = []
     call = _core.CallArrays()
     #: Message keys, by number of the array, for arrays that native code can add to messages.
     keys: dict[int, Any] = {}
@@ -281,31 +279,31 @@ def start_list(
         )
         mine = [members[number] for number in numbers]
         wheres = [Where(one.ends.framework, one.x, stream) for one in mine]
-        messages.append(FusedMessage([one.ends for one in mine], compiled, wheres))
-    if not messages:
+        batches.append(FusedBatch([one.ends for one in mine], compiled, wheres))
+    if not batches:
         work = _core.open_work()
         _core.fill_work(work, results())
         return work
     if coding is not None:
-        messages, results = _with_codec(messages, feedback, shared, results)
+        batches, results = _with_codec(batches, feedback, shared, results)
     for one in members:
-        call.add(one.ends.source.dtype, messages[0].compiled.op, one.ends.source.shape)
-    if len(messages) > 1:
-        messages = [message.in_list(call.key) for message in messages]
+        call.add(one.ends.source.dtype, batches[0].compiled.op, one.ends.source.shape)
+    if len(batches) > 1:
+        batches = [batch.in_list(call.key) for batch in batches]
     if len(keys) == len(members) and not async_op:
         for number, member in enumerate(members):
             runner.offer_member(member.ends, keys[number])
-    return _start_all(runner, messages, results, async_op, feedback)
+    return _start_all(runner, batches, results, async_op, feedback)
 
 
 def _start_all(
     runner: CallRunner,
-    messages: list[FusedMessage],
+    batches: list[FusedBatch],
     results: Callable[[], Any],
     async_op: bool,
     feedback: Any,
 ) -> Work:
-    """Start the messages of a list. The result of the Work is ``results()``."""
+    """Start the batches of a list. The result of the Work is ``results()``."""
 
     def start(finish: Callable[[], Any]) -> Work:
         earlier: list[Work] = []
@@ -315,9 +313,9 @@ def _start_all(
                 work.wait()
             return finish()
 
-        with one_call(runner, len(messages) > 1):
-            earlier.extend(one.start(runner, nothing, async_op) for one in messages[:-1])
-            return messages[-1].start(runner, last, async_op)
+        with one_call(runner, len(batches) > 1):
+            earlier.extend(one.start(runner, nothing, async_op) for one in batches[:-1])
+            return batches[-1].start(runner, last, async_op)
 
     if feedback is None or not async_op:
         return start(results)
@@ -326,20 +324,20 @@ def _start_all(
 
 
 def _with_codec(
-    messages: list[FusedMessage],
+    batches: list[FusedBatch],
     feedback: Any,
     shared: list[list[int]],
     results: Callable[[], Any],
-) -> tuple[list[FusedMessage], Callable[[], Any]]:
-    """Return the messages of one call as codecs take them, and ``results`` behind their results.
+) -> tuple[list[FusedBatch], Callable[[], Any]]:
+    """Return the batches of one call as codecs take them, and ``results`` behind their results.
 
-    ``shared``: the arrays of each message, by their numbers.
+    ``shared``: the arrays of each batch, by their numbers.
     """
     if feedback is not None:
         feedback.check_free()
     made, ends = [], []
-    for message, numbers in zip(messages, shared, strict=True):
-        coded, found = message.with_codec([(feedback, number) for number in numbers])
+    for batch, numbers in zip(batches, shared, strict=True):
+        coded, found = batch.with_codec([(feedback, number) for number in numbers])
         made.append(coded)
         ends += found
     if feedback is not None:

@@ -19,7 +19,7 @@ from pycoll import _core
 from pycoll.arrays.device_view import DeviceView, Where
 from pycoll.arrays.registry import input_of
 from pycoll.comm.codecs import Coding, behind, coding_of, runs_itself
-from pycoll.comm.fused_batches import FusedMessage, Member, fused_view, members_of
+from pycoll.comm.fused_batches import FusedBatch, Member, fused_view, members_of
 from pycoll.comm.operations import (
     CallRunner,
     Ends,
@@ -414,13 +414,13 @@ class Group(_core.Group):
             for one in fusion:
                 if one.feedback is not None:
                     one.feedback.check_free()
-            message, coded = FusedMessage(ends, compiled, wheres).with_codec(
+            batch, coded = FusedBatch(ends, compiled, wheres).with_codec(
                 [(one.feedback, 0) for one in fusion]
             )
             for one in fusion:
                 if one.feedback is not None:
                     one.feedback.ended()
-            message.start(runner, behind(coded, nothing), False).wait()
+            batch.start(runner, behind(coded, nothing), False).wait()
         except Exception as error:
             runner.handle_failure(error, "all_reduce", calls)
             raise

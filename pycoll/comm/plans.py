@@ -107,7 +107,7 @@ class CompiledCall(NamedTuple):
 
 
 class MessageKey(NamedTuple):
-    """The arguments that members of one fused message of all_reduce have in common."""
+    """The arguments that members of one fused batch of all_reduce have in common."""
 
     dtype: int
     op: str

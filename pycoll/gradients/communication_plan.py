@@ -68,8 +68,8 @@ def label_of(architecture: str) -> str:
     return architecture.partition(PLUS)[2]
 
 
-class GradientMessage(NamedTuple):
-    """Pieces that one operation reduces: of consecutive gradients of one dtype, in order."""
+class GradientBucket(NamedTuple):
+    """Pieces that one message reduces: of consecutive gradients of one dtype, in order."""
 
     pieces: tuple[Piece, ...]
     architecture: str = A2A
@@ -92,7 +92,7 @@ class CommunicationPlan(NamedTuple):
     """
 
     policy: str
-    messages: tuple[GradientMessage, ...]
+    messages: tuple[GradientBucket, ...]
     gathers: tuple[int, ...] | None = None
 
 

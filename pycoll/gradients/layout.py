@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from pycoll.arrays.rows import shares
 from pycoll.gradients.buckets import Bucket, Shape, places
-from pycoll.gradients.communication_plan import CommunicationPlan, GradientMessage, check
+from pycoll.gradients.communication_plan import CommunicationPlan, GradientBucket, check
 from pycoll.gradients.communication_plan import Gradient as Planned
 from pycoll.types import ITEM_BYTES, DType
 
@@ -117,7 +117,7 @@ class Layout:
             self.starts[number] = start
 
     def _memory(
-        self, message: GradientMessage, numbers: Sequence[int], kind: str
+        self, message: GradientBucket, numbers: Sequence[int], kind: str
     ) -> tuple[int, Any]:
         """The first element of a message, and its memory."""
         item_bytes = ITEM_BYTES_OF[kind]

@@ -18,7 +18,7 @@ from pycoll.gradients.communication_plan import (
     CODED_KIND,
     CommunicationPlan,
     Gradient,
-    GradientMessage,
+    GradientBucket,
     Piece,
     Rates,
     label_of,
@@ -83,13 +83,13 @@ def gathers_of(point: Point, messages: int) -> tuple[int, ...] | None:
     return tuple(reversed(range(messages))) if point.halves else None
 
 
-def transfer_of(message: GradientMessage, gradients: Sequence[Gradient]) -> Transfer:
+def transfer_of(message: GradientBucket, gradients: Sequence[Gradient]) -> Transfer:
     """The transfer of a message."""
     numbers = [piece.gradient for piece in message.pieces]
     return Transfer(message.ready_s(gradients), message.nbytes, message.architecture, numbers)
 
 
-def messages_of(group: Group, gradients: Sequence[Gradient]) -> list[GradientMessage]:
+def messages_of(group: Group, gradients: Sequence[Gradient]) -> list[GradientBucket]:
     """The messages of a group: for each of its dtypes one, or the parts of one."""
     kinds: dict[str, list[int]] = {}
     for number in range(group.first, group.stop):
@@ -98,15 +98,15 @@ def messages_of(group: Group, gradients: Sequence[Gradient]) -> list[GradientMes
     for kind, numbers in kinds.items():
         pieces = tuple(Piece(n, 0, gradients[n].nbytes) for n in numbers)
         is_plain = kind != CODED_KIND and label_of(group.architecture)
-        message = GradientMessage(pieces, A2A if is_plain else group.architecture)
+        message = GradientBucket(pieces, A2A if is_plain else group.architecture)
         length = max(GRAIN, group.part_bytes // GRAIN * GRAIN)
         made += _cut(message, length) if group.part_bytes else [message]
     return made
 
 
-def _cut(message: GradientMessage, length: int) -> list[GradientMessage]:
+def _cut(message: GradientBucket, length: int) -> list[GradientBucket]:
     """Cut a message into parts of up to ``length`` bytes, which may end inside gradients."""
-    parts: list[GradientMessage] = []
+    parts: list[GradientBucket] = []
     pieces: list[Piece] = []
     space = length
     for number, start, stop in message.pieces:

@@ -22,7 +22,7 @@ from pycoll.gradients.chooser import MERGING, OVERTAKING, decide
 from pycoll.gradients.communication_plan import (
     CommunicationPlan,
     Gradient,
-    GradientMessage,
+    GradientBucket,
     Piece,
     Rate,
     Rates,
@@ -74,7 +74,7 @@ def merged(groups: list[range], gradients: list[Gradient]) -> CommunicationPlan:
         for kind in dict.fromkeys(gradients[n].kind for n in group):
             numbers = [n for n in group if gradients[n].kind == kind]
             pieces = tuple(Piece(n, 0, gradients[n].nbytes) for n in numbers)
-            messages.append(GradientMessage(pieces))
+            messages.append(GradientBucket(pieces))
     return CommunicationPlan("some", tuple(messages))
 
 
@@ -104,16 +104,16 @@ def test_each_byte_travels_once(policy: Policy, kinds: tuple[str, ...]) -> None:
 def test_a_broken_communication_plan_is_found() -> None:
     gradients = [Gradient(100, 0.0), Gradient(100, 1.0), Gradient(8, 2.0, "int32")]
     a, b, c = Piece(0, 0, 100), Piece(1, 0, 100), Piece(2, 0, 8)
-    good = (GradientMessage((a, b)), GradientMessage((c,)))
+    good = (GradientBucket((a, b)), GradientBucket((c,)))
     check(CommunicationPlan("good", good), gradients)
     for bad in (
         good[:1],
-        (*good, GradientMessage((a,))),
-        (GradientMessage((a, b, c)),),
-        (GradientMessage((b, a)), good[1]),
-        (GradientMessage(()), *good),
-        (GradientMessage((Piece(0, 0, 64), b)), GradientMessage((Piece(0, 64, 100),)), good[1]),
-        (GradientMessage((a, Piece(1, 64, 100))), GradientMessage((Piece(1, 0, 64),)), good[1]),
+        (*good, GradientBucket((a,))),
+        (GradientBucket((a, b, c)),),
+        (GradientBucket((b, a)), good[1]),
+        (GradientBucket(()), *good),
+        (GradientBucket((Piece(0, 0, 64), b)), GradientBucket((Piece(0, 64, 100),)), good[1]),
+        (GradientBucket((a, Piece(1, 64, 100))), GradientBucket((Piece(1, 0, 64),)), good[1]),
     ):
         with pytest.raises(AssertionError):
             check(CommunicationPlan("bad", bad), gradients)
@@ -208,8 +208,8 @@ def test_parts_are_cut_at_grains_and_no_longer_than_asked() -> None:
 def parts_by_priority(credit_bytes: int, sent_s: float) -> list[int]:
     """A back layer of four parts at 0 s, a front layer of two at 1.5 parts' time."""
     gradients = [Gradient(400, 0.0), Gradient(200, 1.5 * sent_s)]
-    parts = [GradientMessage((Piece(0, n, n + 100),)) for n in range(0, 400, 100)]
-    parts += [GradientMessage((Piece(1, n, n + 100),)) for n in range(0, 200, 100)]
+    parts = [GradientBucket((Piece(0, n, n + 100),)) for n in range(0, 400, 100)]
+    parts += [GradientBucket((Piece(1, n, n + 100),)) for n in range(0, 200, 100)]
     rates = RATES._replace(all_reduce=Rate(0.0, sent_s / 100))
     return by_priority([transfer_of(part, gradients) for part in parts], rates, credit_bytes)
 

@@ -16,7 +16,7 @@ from pycoll.gradients.communication_plan import (
     PS,
     SERVER,
     Gradient,
-    GradientMessage,
+    GradientBucket,
     Piece,
     Rate,
     Rates,
@@ -223,8 +223,8 @@ def test_parts_pass_the_stages_like_a_pipeline() -> None:
         comm_plan = plan_of("some", point, gradients, rates)
         assert simulate(comm_plan, gradients, rates).exposed_s == took_s
     both = [
-        GradientMessage((Piece(0, 0, 4 * GRAIN),)),
-        GradientMessage((Piece(0, 4 * GRAIN, 8 * GRAIN),), PS),
+        GradientBucket((Piece(0, 0, 4 * GRAIN),)),
+        GradientBucket((Piece(0, 4 * GRAIN, 8 * GRAIN),), PS),
     ]
     for messages, took_s in ((both, 4.0 + 12.0), (both[::-1], 8.0 + 4.0 + 4.0)):
         comm_plan = plan_of("some", Point(()), gradients, rates)._replace(messages=tuple(messages))
