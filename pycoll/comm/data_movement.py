@@ -41,7 +41,7 @@ from pycoll.schedule.collectives import Collective
 from pycoll.types import ITEM_BYTES, DType, check_rank
 
 if TYPE_CHECKING:
-    from pycoll.comm.plans import CompiledCall
+    from pycoll.comm.plans import CallPlan
 
 
 class DataMovement:
@@ -164,7 +164,7 @@ class DataMovement:
         numbers: Any,
         rows: list[int],
         options: CallOptions,
-    ) -> tuple[CompiledCall, Ends, Any, CallOptions, list[int]]:
+    ) -> tuple[CallPlan, Ends, Any, CallOptions, list[int]]:
         """Check all arguments, and return those of ``CallRunner.run``."""
         dtype, shape = read_header(numbers)
         counts = elements(rows, shape)

@@ -15,7 +15,7 @@ from pycoll.types import ITEM_BYTES, DType
 if TYPE_CHECKING:
     from array import array
 
-    from pycoll.comm.plans import CompiledCall
+    from pycoll.comm.plans import CallPlan
 
     _Memory = bytearray | memoryview | array[int]
 
@@ -112,7 +112,7 @@ class Exchanges:
 
     def _run(
         self,
-        compiled: CompiledCall,
+        compiled: CallPlan,
         mine: _core.BufferView | None,
         every: _Memory,
         counts: list[int],

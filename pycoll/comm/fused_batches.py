@@ -30,7 +30,7 @@ from pycoll.schedule.collectives import Collective
 from pycoll.types import ITEM_BYTES
 
 if TYPE_CHECKING:
-    from pycoll.comm.plans import CompiledCall
+    from pycoll.comm.plans import CallPlan
     from pycoll.comm.work import Work
 
 _T = TypeVar("_T")
@@ -71,7 +71,7 @@ class FusedBatch(NamedTuple):
     """Arrays that travel together as one message, and their compiled operation."""
 
     members: list[Ends]
-    compiled: CompiledCall
+    compiled: CallPlan
     wheres: list[Where]
     #: The residual of each member; empty without feedback.
     residuals: Sequence[_core.BufferView] = ()

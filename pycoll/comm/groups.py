@@ -33,7 +33,7 @@ from pycoll.errors import InvalidArgumentError, PycollError
 from pycoll.schedule.collectives import Collective
 
 if TYPE_CHECKING:
-    from pycoll.comm.plans import CompiledCall, MessageKey
+    from pycoll.comm.plans import CallPlan, MessageKey
     from pycoll.comm.point_to_point import PointToPoint
 
 _Finish = Callable[[], Any]
@@ -269,7 +269,7 @@ class Group(_core.Group):
         fusion.append(_Coded(member, feedback, work))
         return work
 
-    def _coded_call(self, key: _CodedKey, nbytes: int) -> CompiledCall:
+    def _coded_call(self, key: _CodedKey, nbytes: int) -> CallPlan:
         compiled = self._runner.compiler.compile(
             Collective.ALL_REDUCE,
             key.dtype,
@@ -302,7 +302,7 @@ class Group(_core.Group):
 
     def _compile_call(
         self, member: Member, op: Any, algorithm: str | None, deterministic: bool | None
-    ) -> CompiledCall:
+    ) -> CallPlan:
         """Compile the call now, so that it raises for wrong arguments, not the end of the block."""
         source = member.ends.source
         compiled = self._runner.compiler.compile(

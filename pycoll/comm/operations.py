@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pycoll.comm.fused_batches import FusedMemory
     from pycoll.comm.lifecycle import Lifecycle
     from pycoll.comm.objects import ObjectExchange
-    from pycoll.comm.plans import CompiledCall, MessageKey, Plans
+    from pycoll.comm.plans import CallPlan, MessageKey, Plans
     from pycoll.comm.point_to_point import PointToPoint
     from pycoll.comm.reductions import Reductions
     from pycoll.config import Config
@@ -206,7 +206,7 @@ class CallCompiler:
         self._names = names
         self._values = values
         self._plans: Plans | None = None
-        self._known: dict[tuple[object, ...], CompiledCall] = {}
+        self._known: dict[tuple[object, ...], CallPlan] = {}
 
     @property
     def plans(self) -> Plans:
@@ -252,7 +252,7 @@ class CallCompiler:
         deterministic: bool | None,
         shape_key: tuple[int, ...] = (),
         coding: Coding | None = None,
-    ) -> CompiledCall:
+    ) -> CallPlan:
         """Return the part of a call that does not depend on its arrays.
 
         ``op`` is None where nothing is reduced. ``nbytes`` is rounded up to the next power of two,
@@ -415,7 +415,7 @@ class CallRunner:
 
     def run(
         self,
-        compiled: CompiledCall,
+        compiled: CallPlan,
         ends: Ends,
         x: Any,
         options: CallOptions,
@@ -477,7 +477,7 @@ class CallRunner:
 
     def start(
         self,
-        compiled: CompiledCall,
+        compiled: CallPlan,
         source: _core.BufferView | None,
         target: _core.BufferView | None,
         counts: list[int],

@@ -35,7 +35,7 @@ from pycoll.schedule.topology import Topology, single_host
 from pycoll.types import ITEM_BYTES, LOCATION, DType, ReduceOp, check_int64
 
 
-class CompiledCall(NamedTuple):
+class CallPlan(NamedTuple):
     """The part of a call that does not depend on its arrays.
 
     ``user``: the reduction, if it is a user's.
@@ -84,7 +84,7 @@ class CompiledCall(NamedTuple):
         if self.reduction is not None:
             self.reduction.check_shape(shape, axes)
 
-    def of_array(self, shape: Shape) -> CompiledCall:
+    def of_array(self, shape: Shape) -> CallPlan:
         """Return this call for one array, whose shape must be equal on all ranks."""
         call = _core.CallArrays()
         call.add(self.dtype, self.op, shape)
@@ -92,7 +92,7 @@ class CompiledCall(NamedTuple):
 
     def of_arrays(
         self, arrays: Iterable[tuple[int, Shape]], call: _core.CallArrays | None = None
-    ) -> CompiledCall:
+    ) -> CallPlan:
         """Return this call for a message of several arrays.
 
         ``arrays``: pairs of bytes and shape, which must be equal on all ranks. ``call``: all arrays
@@ -101,9 +101,7 @@ class CompiledCall(NamedTuple):
         plan, key, dtype, op, segment_bytes, reduction, user, _, codec, divisor = self
         key ^= _core.arrays_key(list(arrays))
         # Every call comes here, and _replace() would take several times as long.
-        return CompiledCall(
-            plan, key, dtype, op, segment_bytes, reduction, user, call, codec, divisor
-        )
+        return CallPlan(plan, key, dtype, op, segment_bytes, reduction, user, call, codec, divisor)
 
 
 class MessageKey(NamedTuple):
@@ -145,7 +143,7 @@ class Plans:
         self._messages: dict[MessageKey, MessageKey] = {}
 
     def message_key(
-        self, compiled: CompiledCall, algorithm: str | None, deterministic: bool | None
+        self, compiled: CallPlan, algorithm: str | None, deterministic: bool | None
     ) -> MessageKey:
         """Return the key of the messages that such an all_reduce may share.
 
@@ -172,7 +170,7 @@ class Plans:
         deterministic: bool,
         shape_key: tuple[int, ...],
         coding: Coding | None = None,
-    ) -> CompiledCall:
+    ) -> CallPlan:
         """Return what the engine needs for a call.
 
         ``nbytes``: the message in bytes. ``algorithm``: a name, or None for the choice of the cost
@@ -210,7 +208,7 @@ class Plans:
         key = _hash(text if coding is None else f"{text}/{tuple(coding)}{told}")
         code = reduction.code if reduction is not None else 0
         codec = None if coding is None else coding.native()
-        return CompiledCall(
+        return CallPlan(
             plan, key, dtype, code, segment_bytes, reduction, user, None, codec, divisor
         )
 

@@ -41,7 +41,7 @@ _Result = TypeVar("_Result")
 
 if TYPE_CHECKING:
     from pycoll.comm.communicator import Communicator
-    from pycoll.comm.plans import CompiledCall
+    from pycoll.comm.plans import CallPlan
     from pycoll.comm.work import Work
 
 #: Workers may run this many operations ahead of the oldest one that a server has not ended.
@@ -141,7 +141,7 @@ class Terms(NamedTuple):
         """The number of elements."""
         return math.prod(self.shape)
 
-    def compile(self, base: Communicator) -> CompiledCall:
+    def compile(self, base: Communicator) -> CallPlan:
         """Return the operation as each rank compiles it."""
         nbytes = self.elements * ITEM_BYTES[self.dtype]
         compiled = internals_of(base).compiler.compile(

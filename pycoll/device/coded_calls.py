@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pycoll.comm.codecs import Coding
     from pycoll.comm.fused_batches import Member
     from pycoll.comm.operations import CallRunner
-    from pycoll.comm.plans import CompiledCall
+    from pycoll.comm.plans import CallPlan
     from pycoll.comm.work import Work
     from pycoll.compress.sparse import TopK
     from pycoll.device.coded_rounds import CodedCall, Exchange
@@ -33,7 +33,7 @@ _MARK = 1 << 61
 class Ready(NamedTuple):
     """The array of a call. ``compiled`` holds all that ranks agree on."""
 
-    compiled: CompiledCall
+    compiled: CallPlan
     source: Any
     target: Any
     counts: list[int]

@@ -28,7 +28,7 @@ from pycoll.schedule.collectives import Collective
 from pycoll.types import DType
 
 if TYPE_CHECKING:
-    from pycoll.comm.plans import CompiledCall
+    from pycoll.comm.plans import CallPlan
     from pycoll.device.device_copies import Copy
     from pycoll.schedule.topology import Topology
 
@@ -44,7 +44,7 @@ _EXCHANGES = {
 class Exchange(NamedTuple):
     """A collective of bytes. ``lanes``: the most lanes that any rank's plan has."""
 
-    compiled: CompiledCall
+    compiled: CallPlan
     lanes: int
     counts: list[int]
 

@@ -38,7 +38,7 @@ from pycoll.types import DType
 
 if TYPE_CHECKING:
     from pycoll.arrays.p2p_message import P2PMessage
-    from pycoll.comm.plans import CompiledCall
+    from pycoll.comm.plans import CallPlan
 
 
 class OnDevice(NamedTuple):
@@ -55,7 +55,7 @@ class Launch(NamedTuple):
     ``lanes`` is the largest number of lanes that any rank's plan has.
     """
 
-    compiled: CompiledCall
+    compiled: CallPlan
     counts: list[int]
     lanes: int
     async_op: bool
@@ -139,7 +139,7 @@ class Devices:
 
     def run(
         self,
-        compiled: CompiledCall,
+        compiled: CallPlan,
         ends: tuple[Any, Any],
         counts: list[int],
         lanes: int,
@@ -176,7 +176,7 @@ class Devices:
 
     def run_list(
         self,
-        compiled: CompiledCall,
+        compiled: CallPlan,
         members: Sequence[OnDevice],
         lanes: int,
         async_op: bool,
@@ -279,7 +279,7 @@ class Devices:
         _hand_on(native, where)
         return finish()
 
-    def _conversion(self, compiled: CompiledCall) -> Conversion | None:
+    def _conversion(self, compiled: CallPlan) -> Conversion | None:
         return conversion(compiled.dtype, compiled.reduction, len(self._names))
 
     def exchange(self, messages: Sequence[P2PMessage], async_op: bool) -> DeviceWork | None:

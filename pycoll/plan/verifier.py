@@ -60,7 +60,7 @@ from pycoll.plan.plan_format import (
     place_text,
     unpack,
 )
-from pycoll.plan.verifier_state import Epoch, MemoryAccesses, Process, Queue, Segment, StoredValue
+from pycoll.plan.verifier_state import Epoch, MemoryAccesses, Process, ProvedValue, Queue, Segment
 from pycoll.schedule.collectives import CODED, SHARING, Collective
 from pycoll.schedule.contributions import (
     Trees,
@@ -290,7 +290,7 @@ class PlanVerifier:
 
     def _result(
         self, process: Process, row: Row, arrived: list[Segment], now: Epoch
-    ) -> StoredValue:
+    ) -> ProvedValue:
         operands = [segment.held for segment in arrived]
         if row.source:
             coded = bool(row.coded_local & CODED_SOURCE)
@@ -321,7 +321,7 @@ class PlanVerifier:
                 self._refuse(process, f"encodes {value} for the third time")
         else:
             sealed &= len(present) == 1
-        return StoredValue(value, process.tile, final or complete, roundings, sealed)
+        return ProvedValue(value, process.tile, final or complete, roundings, sealed)
 
     def _check_codes(self, process: Process, row: Row, arrived: list[Segment]) -> None:
         """Checks that codes are received as codes, and sent exactly where the labels differ."""
@@ -370,7 +370,7 @@ class PlanVerifier:
 
     def _read(
         self, process: Process, buffer: int, slot: int, now: Epoch, coded: bool = False
-    ) -> StoredValue:
+    ) -> ProvedValue:
         accesses = self._accesses(process, buffer, slot)
         accesses.reads[now[0]] = now[1]
         wrote = [accesses.written, accesses.copied if buffer == Buffer.OUTPUT else None]
@@ -387,14 +387,14 @@ class PlanVerifier:
                     f"reads input chunk {slot}, which in place "
                     f"{self._lane_name(accesses.written)} has overwritten",
                 )
-            return StoredValue(initial(slot, process.rank), process.tile, False)
+            return ProvedValue(initial(slot, process.rank), process.tile, False)
         if accesses.held is None:
             self._refuse(process, f"reads {place_text(buffer, slot)}, which nothing has written")
         if accesses.held.coded != coded:
             self._refuse(process, f"confuses values and codes: {place_text(buffer, slot)}")
         return accesses.held
 
-    def _write(self, process: Process, row: Row, held: StoredValue | None, now: Epoch) -> None:
+    def _write(self, process: Process, row: Row, held: ProvedValue | None, now: Epoch) -> None:
         accesses = self._accesses(process, row.target, row.target_slot)
         slot, to_output = row.target_slot, row.target == Buffer.OUTPUT
         if to_output and slot // self.parts not in self.outputs[process.rank]:

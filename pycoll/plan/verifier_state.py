@@ -13,7 +13,7 @@ from pycoll.schedule.contributions import Value
 Epoch = tuple[int, int]
 
 
-class StoredValue(NamedTuple):
+class ProvedValue(NamedTuple):
     """A value in memory or in flight; ``final`` is set once a final row has made it.
 
     ``roundings``: the most times that any of its contributions has been encoded. ``sealed``: it was
@@ -37,7 +37,7 @@ class Segment:
     """
 
     chunk: int
-    held: StoredValue | None
+    held: ProvedValue | None
     clock: list[int]
     exposed: bool = False  # the receiver reads it in place; a flush does not wait for that
     waits: bool = False  # the sender waits for the receiver's announcement of a write window
@@ -58,7 +58,7 @@ class Queue:
 class MemoryAccesses:
     """The accesses to one segment of memory that later accesses must follow."""
 
-    held: StoredValue | None = None
+    held: ProvedValue | None = None
     written: Epoch | None = None
     copied: Epoch | None = None  # copied from the input: a write, except in place
     reads: dict[int, int] = field(default_factory=dict)
