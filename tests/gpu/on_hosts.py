@@ -181,7 +181,7 @@ def test_graphs_are_replayed_between_calls(world: ThreadWorld) -> None:
     ranks_of(world, run)
 
 
-def test_parts_of_a_communicator_within_and_across_hosts(world: ThreadWorld) -> None:
+def test_sub_communicators_within_and_across_hosts(world: ThreadWorld) -> None:
     def run(comm: pycoll.Communicator) -> None:
         for color in (comm.rank // 2, comm.rank % 2):
             part = comm.split(color)

@@ -300,7 +300,7 @@ def random_schedule(rng: random.Random, size: int) -> Schedule:
     held = [{0, 1} for _ in range(size)]
     transfers = []
     for step in range(rng.randint(1, 8)):
-        landed: dict[tuple[int, int], list[Transfer]] = {}
+        arrived: dict[tuple[int, int], list[Transfer]] = {}
         for _ in range(rng.randint(1, 10)):
             source, destination = rng.randrange(size), rng.randrange(size)
             chunk = rng.choice(sorted(held[source]))
@@ -308,14 +308,14 @@ def random_schedule(rng: random.Random, size: int) -> Schedule:
             reduce = source != destination and into in held[destination] and rng.random() < 0.5
             if source == destination and chunk == into:
                 continue
-            before = landed.get((destination, into), [])
+            before = arrived.get((destination, into), [])
             alone = not reduce or not all(t.reduce for t in before)
             if before and (alone or source in [t.source for t in before]):
                 continue
             t = Transfer(step, chunk, source, destination, reduce, into, rng.random() < 0.5)
-            landed.setdefault((destination, into), []).append(t)
+            arrived.setdefault((destination, into), []).append(t)
             transfers.append(t)
-        for rank, chunk in landed:
+        for rank, chunk in arrived:
             held[rank].add(chunk)
     return make(Collective.SCAN, size, transfers, parts=2, temporaries=(0, 1))
 

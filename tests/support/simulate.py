@@ -294,9 +294,9 @@ class World:
         for end, queue in zip(row.send, send, strict=True):
             if early and self.plans[rank].channels[end].peer not in self.begun:
                 raise WrongRunError("exposes a segment that it should write")
-            landed = self.write_directly(rank, end, row.chunk, tile, value)
+            written = self.write_directly(rank, end, row.chunk, tile, value)
             source = (memory, key) if late else None
-            queue.append([row.chunk, value, source, lane[4], rank, exposed, landed])
+            queue.append([row.chunk, value, source, lane[4], rank, exposed, written])
 
     def arrival(self, rank: int, row, tile: int, segment: list) -> int:
         if not segment[6]:

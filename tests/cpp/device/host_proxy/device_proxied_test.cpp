@@ -124,7 +124,7 @@ TEST(a_way_that_breaks_loses_the_peer) {
 
 // --- peer access that lies
 
-TEST(devices_that_corrupt_what_they_write_to_each_other_are_carried) {
+TEST(devices_that_corrupt_what_they_write_to_each_other_are_proxied) {
   corrupt_in_driver(true);
   {
     CudaRanks ranks({.size = 3, .ordinals = {0, 1, 0}});
