@@ -686,6 +686,33 @@ def test_nobody_is_sent_to_the_index() -> None:
 
 # Comments and docstrings
 
+#: Packages whose docstring maps the modules of another one.
+MAPPED_ELSEWHERE = {"pycoll/optim": "pycoll/gradients"}
+
+
+def mapped_modules(docstring: str) -> tuple[set[str], bool]:
+    """The names in the first column of a docstring's maps, and whether the map is complete."""
+    names = re.findall(r"(?m)^ *([a-z][a-z0-9_]*) {2,}[^-\s]", docstring)
+    return set(names), "The modules, bottom up:\n" in docstring
+
+
+def test_maps_in_docstrings_name_the_modules_of_the_folder() -> None:
+    told = "The modules, bottom up:\n\n    codec       base\n    a_b   none\n  (any)  --> x\n"
+    assert mapped_modules(told) == ({"codec", "a_b"}, True)
+    complete = 0
+    for path in sorted((ROOT / "pycoll").rglob("__init__.py")):
+        folder = name_of(path.parent)
+        of = ROOT / MAPPED_ELSEWHERE.get(folder, folder)
+        modules = {
+            p.stem for p in of.iterdir() if p.suffix == ".py" or (p / "__init__.py").exists()
+        }
+        names, is_complete = mapped_modules(ast.get_docstring(ast.parse(path.read_text())) or "")
+        assert names <= modules, f"{folder} maps {names - modules}, which are not there"
+        if is_complete:
+            assert names == modules - {"__init__"}, f"{folder} maps not all of its modules"
+        complete += is_complete
+    assert complete > 2
+
 
 def comment_share(text: str) -> float:
     lines = [line.strip() for line in text.splitlines() if line.strip()]

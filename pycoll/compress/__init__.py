@@ -9,18 +9,20 @@ docs/guides/compression.md says when they pay. ``Auto`` lets a scheduler of grad
 
 The modules, bottom up:
 
-    codec       the base of codecs
-    dense       codecs of which the executor has kernels; ``native()`` describes them
-    feedback    residuals and velocities
-    operands    the arrays of a call, on one axis
-    coded_exchange  agreement on codecs; bytes to the owners of parts and back
-    host_sums   which ranks encode, and the sums of the ranks of a host
-    moved_codes broadcast, all_gather and reduce_scatter of codecs without kernels
-    composed    codecs whose collectives are sequences of other collectives:
-    sparse      codecs of places and values
-    low_rank    PowerSGD
-    custom      codecs of two functions
-    auto        a set of codecs for a scheduler's choice
+    codec             the base of codecs
+    dense             codecs of which the executor has kernels; ``native()`` describes them
+    kept_arrays       the arrays that a Feedback keeps: residuals and velocities
+    feedback          Feedback, which owns what codecs left out
+    call_memory       the part of a Feedback that one call uses
+    operands          the arrays of a call, on one axis
+    coded_exchange    the ranks compare codecs; bytes to the owners of parts and back
+    host_sums         which ranks encode, and the sums of the ranks of a host
+    moved_codes       broadcast, all_gather and reduce_scatter of codecs without kernels
+    composed          the base of codecs whose collectives are sequences of other collectives
+    sparse            codecs of places and values
+    low_rank          PowerSGD
+    custom            codecs of two functions
+    auto              a set of codecs for a scheduler's choice
 
 A collective reads its argument ``compress`` so: ``codec.native()`` is a ``Native`` that the
 executor runs, or None. Then the collective is the codec's method of that name, as

@@ -1,8 +1,16 @@
 """Adapters for engines that start the processes of a program: Ray, Dask and Spark.
 
-    ray      a backend of Ray's collective groups, a backend of Ray Train, actors and tasks
-    dask     one rank on each worker of a Dask client
-    spark    the tasks of a Spark barrier stage
+The modules, bottom up:
+
+    store_meeting    meeting over the key-value store of an engine
+    ray_store        Ray's key-value store
+    ray_world        actors and tasks of Ray join a world
+    ray_group        the backend of Ray's collective groups
+    ray_train        a backend of Ray Train
+    ray              the functions for programs of Ray
+    dask_store       the metadata of Dask's scheduler
+    dask             one rank on each worker of a Dask client
+    spark            the tasks of a Spark barrier stage
 
 An adapter imports its engine when the program calls it. Each has a page in docs/guides.
 """

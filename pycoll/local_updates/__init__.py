@@ -10,7 +10,7 @@ The modules, bottom up:
     outer_step         the rule that moves the common parameters by the averaged change
     array_values       copies and conversions of arrays of any framework
     local_state        the state of a rank, and its form in a checkpoint
-    meeting            ranks that begin, return or join take the state of the most advanced rank
+    levelling          ranks that begin, return or join take the state of the most advanced rank
     updates            LocalUpdates: all methods as functions of parameters and a state
     optimizers         LocalSGD, SlowMo and DiLoCo, which wrap an optimizer of torch
     torch_optimizer    the wrapper; the only module that needs torch
