@@ -6,12 +6,12 @@ import random
 
 import pytest
 
+from pycoll import _core
 from pycoll.algorithms import TABLE, Algorithm, lookup
 from pycoll.cost.selection import CODED as HIERARCHIES
 from pycoll.errors import InvalidArgumentError
 from pycoll.plan.lowering import add_acknowledgements, lower, lower_all
 from pycoll.plan.plan_format import ENCODE, pack, unpack
-from pycoll.plan.plan_text import plan_text
 from pycoll.plan.verifier import verify_plans
 from pycoll.schedule.collectives import CODED, ROOTED, Collective
 from pycoll.schedule.language import Schedule, ScheduleError
@@ -90,17 +90,16 @@ def is_proved(schedule: Schedule) -> bool:
 
 def test_one_rank_alone_rounds_too() -> None:
     schedule = coded(lookup(Collective.ALL_REDUCE, "direct"), single_host(1))
-    assert plan_text(lower(schedule, 0)).splitlines()[-1].strip() == (
-        "chunk 0: input 0 -> output 0 encode"
-    )
+    text = str(_core.Plan(lower(schedule, 0)))
+    assert text.splitlines()[-1] == "lane 0: chunk 0: in[0] -> out[0] (encode)"
 
 
 def test_the_text_says_where_codes_travel() -> None:
     schedule = coded(lookup(Collective.ALL_REDUCE, "direct"), single_host(2))
-    assert plan_text(lower(schedule, 0)).splitlines()[2:] == [
-        "  chunk 1: input 1 -> codes rank 1 encode",
-        "  chunk 0: input 0 + codes rank 1 -> output 0, codes rank 1 final encode",
-        "  chunk 1: codes rank 1 -> output 1",
+    assert str(_core.Plan(lower(schedule, 0))).splitlines()[1:] == [
+        "lane 0: chunk 1: in[1] -> codes send 1 (encode)",
+        "lane 0: chunk 0: in[0] + codes recv 1 -> out[0], codes send 1 (final, encode)",
+        "lane 0: chunk 1: codes recv 1 -> out[1]",
     ]
 
 

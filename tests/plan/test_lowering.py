@@ -21,11 +21,13 @@ from samples import (
     pairwise,
     ring,
     rows_of,
+    schedule_text,
     star,
     tree,
 )
 from simulate import PRIME, World, in_order, plans_are_right, run_schedule, sources
 
+from pycoll import _core
 from pycoll.algorithms.binomial import gather
 from pycoll.plan.lowering import add_acknowledgements, lower, lower_all
 from pycoll.plan.plan_format import (
@@ -38,7 +40,6 @@ from pycoll.plan.plan_format import (
     pack,
     unpack,
 )
-from pycoll.plan.plan_text import plan_text, schedule_text
 from pycoll.plan.verifier import verify_plans
 from pycoll.schedule.collectives import Collective
 from pycoll.schedule.language import REDUCE, TOKEN, Schedule, ScheduleError, Transfer
@@ -341,7 +342,7 @@ def test_random_schedules_mean_the_same_when_lowered() -> None:
                     got = world.outputs[rank][chunk, 0]
                     assert got == held[rank][chunk], (
                         f"seed {seed}, rank {rank}, chunk {chunk}, in place {in_place}\n"
-                        f"{schedule_text(schedule)}\n{plan_text(plans[rank])}"
+                        f"{schedule_text(schedule)}\n{_core.Plan(plans[rank])}"
                     )
     assert lowered >= 300
 
@@ -371,12 +372,11 @@ def test_text_shows_routes_and_rows() -> None:
         "  0 -> 1  copy 0",
     ]
     assert "  1 -> 0  copy 0  lane 1" in schedule_text(chain(2).part_of(0)).splitlines()
-    assert plan_text(lower(ring(2), 1)).splitlines() == [
-        "all_reduce of 2 ranks, rank 1: 3 rows, 0 scratch slots",
-        "lane 0",
-        "  chunk 1: input 1 -> rank 0 zero-copy",
-        "  chunk 0: rank 0 + input 0 -> output 0, rank 0 final zero-copy sender-copies",
-        "  chunk 1: rank 0 -> output 1 flush direct-write",
+    assert str(_core.Plan(lower(ring(2), 1))).splitlines() == [
+        "all_reduce, rank 1 of 2, 2 chunks, 1 lane, 0 scratch slots",
+        "lane 0: chunk 1: in[1] -> send 0 (zero_copy)",
+        "lane 0: chunk 0: recv 0 + in[0] -> out[0], send 0 (final, zero_copy, sender copies)",
+        "lane 0: chunk 1: recv 0 -> out[1] (flush, direct_write)",
     ]
 
 

@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable, Iterator
 
 import pytest
+from samples import schedule_text
 from simulate import (
     World,
     WrongRunError,
@@ -21,6 +22,7 @@ from simulate import (
     sources,
 )
 
+from pycoll import _core
 from pycoll.plan.lowering import ANNOUNCING, lower_all
 from pycoll.plan.plan_format import (
     ANNOUNCE_WINDOW,
@@ -34,7 +36,6 @@ from pycoll.plan.plan_format import (
     pack,
     unpack,
 )
-from pycoll.plan.plan_text import plan_text, schedule_text
 from pycoll.plan.verifier import verify_plans
 from pycoll.schedule.copies import Copies, CopyStrategy
 from pycoll.schedule.language import TOKEN, Schedule, ScheduleError, Transfer
@@ -299,6 +300,6 @@ def judge_plans(name: str, schedule: Schedule) -> tuple[int, int]:
             refused += 1
             continue
         if not plans_are_right(plans, tried, runs=12, everyone_heard=True):
-            text = "\n".join(plan_text(image) for image in plans)
+            text = "".join(str(_core.Plan(image)) for image in plans)
             pytest.fail(f"seed {seed!r}: accepted, but runs go wrong\n{text}")
     return tried, refused

@@ -1,8 +1,9 @@
-"""Small schedules for the tests of the proof and the lowering, drawn by hand."""
+"""Small schedules for the tests of the proof and the lowering, drawn by hand; schedules as text."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import groupby
 
 from pycoll.plan.lowering import lower
 from pycoll.plan.plan_format import Row, unpack
@@ -227,3 +228,28 @@ def all_samples(size: int) -> list[tuple[str, Schedule]]:
 def rows_of(schedule: Schedule, rank: int) -> tuple[Row, ...]:
     """The rows of the rank's plan."""
     return unpack(lower(schedule, rank)).rows
+
+
+def schedule_text(schedule: Schedule) -> str:
+    """The text of all transfers, step by step."""
+    part = "" if schedule.only is None else f", only rank {schedule.only}"
+    lines = [
+        f"{schedule.collective.name.lower()} of {schedule.size} ranks, "
+        f"{schedule.data_chunks} chunks, {schedule.steps} steps{part}"
+    ]
+    for step, group in groupby(schedule.transfers, key=lambda t: t.step):
+        lines.append(f"step {step}")
+        lines.extend(f"  {_transfer_text(t)}" for t in group)
+    return "\n".join(lines)
+
+
+def _transfer_text(t: Transfer) -> str:
+    route = f"{t.source} -> {t.destination}"
+    lane = f"  lane {t.lane}" if t.lane else ""
+    if t.chunk == TOKEN:
+        return f"{route}  token{lane}"
+    into = "" if t.target == t.chunk else f" into {t.target}"
+    how = "copy" if not t.reduce else "reduce in front" if t.before else "reduce behind"
+    if t.partial:
+        how += " partial"
+    return f"{route}  {how} {t.chunk}{into}{lane}"
