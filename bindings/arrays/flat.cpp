@@ -2,7 +2,6 @@
 
 #include <pybind11/numpy.h>
 
-#include <algorithm>
 #include <array>
 
 #include "bindings/arrays/dlpack_reader.h"
@@ -231,10 +230,6 @@ bool records_gradients(PyObject* x) {
   if (recording == nullptr) PyErr_Clear();
   Py_XDECREF(recording);
   return recording != Py_False;
-}
-
-bool same_shape(const ContiguousView& one, int ndim, const py::ssize_t* shape) {
-  return one.ndim == ndim && std::equal(shape, shape + ndim, one.shape);
 }
 
 PyObject* make_flat(PyObject* like, DType dtype, int ndim, const py::ssize_t* shape,

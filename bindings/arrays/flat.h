@@ -34,9 +34,6 @@ struct ContiguousView {
 // new result would lose the gradients.
 bool records_gradients(PyObject* x);
 
-// Whether both have the same axes.
-bool same_shape(const ContiguousView& one, int ndim, const pybind11::ssize_t* shape);
-
 // Makes a new array of the kind of `like`, for the result of an operation. Returns a new
 // reference, and its memory in `flat`. Requires: flatten(like) succeeded, with this dtype if it
 // is a tensor; or `like` is nullptr, for NumPy. nullptr without an error set if the array

@@ -211,16 +211,6 @@ Status Communicator::launch_job_on_stream(const Job& job, StreamHandle stream,
   return status;
 }
 
-Status Communicator::check_memory(const void* address, const std::string& name) const {
-  int ordinal = -1;
-  Status status = locate(options_.gpu->driver(), address, name, &ordinal);
-  if (!status.ok()) return status;
-  if (ordinal == options_.gpu->ordinal()) return Status();
-  return invalid_argument(name + " is on device " + std::to_string(ordinal) +
-                          ", but this rank uses device " + std::to_string(options_.gpu->ordinal()) +
-                          ": a communicator stays with the device of its first device array");
-}
-
 // Requires: launching_ is held, or no thread launches any more.
 Status Communicator::await_quiet(Nanoseconds patience) {
   if (last_ == nullptr) return Status();

@@ -68,8 +68,6 @@ class Communicator {
                          const Copies& copies = {});
   // Lanes that a plan of messages may have.
   std::uint32_t message_lanes() const { return device::message_lanes(channels_->blocks()); }
-  // kInvalidArgument if `address` is not memory of this device. `name` is the argument's name.
-  Status check_memory(const void* address, const std::string& name) const;
 
   const Marks& marks() const { return *marks_; }
   RegisteredArrays& arrays() { return *arrays_; }

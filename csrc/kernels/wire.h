@@ -10,9 +10,9 @@
 //
 // k is the smallest number with 2^k >= ranks. The factor prevents overflow of the float32 sum, and
 // no bit of a subnormal is lost: float32 has 16 exponents below those of the 16-bit floats, which
-// sets the limit kMeanRanksMax. The sums of integers are exact. Every value of an array passes
-// through the wire form. The bits of an average of small floats depend on the order of the fold, as
-// those of float32 sums do; the bits of all other results do not.
+// sets the limit MEAN_RANKS_MAX in pycoll/types.py. The sums of integers are exact. Every value of
+// an array passes through the wire form. The bits of an average of small floats depend on the order
+// of the fold, as those of float32 sums do; the bits of all other results do not.
 //
 // float32, float64 and complex have no wire form: their averages are the sum, divided at the end.
 #pragma once

@@ -9,11 +9,9 @@
 
 namespace pycoll::kernels {
 
-// The largest number of ranks for which the sum of 16-bit values fits into its wire form.
-inline constexpr std::uint32_t kMeanRanksMax = 1u << 16;
-
 // Convert `groups` groups of array elements to wire elements, and back. The two ranges must not
-// overlap. No alignment is required. Requires: 2 <= ranks <= kMeanRanksMax.
+// overlap. No alignment is required.
+// Requires: 2 <= ranks <= MEAN_RANKS_MAX of pycoll/types.py.
 using EnterFunction = void (*)(void* wire, const void* array, std::size_t groups,
                                std::uint32_t ranks);
 using LeaveFunction = void (*)(void* array, const void* wire, std::size_t groups,

@@ -54,11 +54,6 @@ class Joined(NamedTuple):
     post: Post | None
     source: str
 
-    @property
-    def local_ranks(self) -> list[int]:
-        """Return the ranks on this rank's host, in ascending order."""
-        return [r for r, host in enumerate(self.hosts) if host == self.hosts[self.rank]]
-
 
 def join(
     config: Config,

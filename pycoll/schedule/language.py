@@ -182,11 +182,6 @@ class Schedule(NamedTuple):
         """The number of steps until the last transfer is done."""
         return 1 + max((t.step for t in self.transfers), default=-1)
 
-    def part_of(self, rank: int) -> Schedule:
-        """The schedule with only the transfers from or to ``rank``."""
-        mine = tuple(t for t in self.transfers if rank in (t.source, t.destination))
-        return self._replace(transfers=mine, only=rank)
-
 
 def shift(transfers: Iterable[Transfer], steps: int) -> list[Transfer]:
     """Returns copies of the transfers that are delayed by ``steps`` steps."""

@@ -8,6 +8,7 @@ from functools import partial
 
 import pytest
 from processor import quickest_s
+from samples import part_of
 
 from pycoll.algorithms import HIERARCHIES, TABLE, Algorithm, lookup, tree
 from pycoll.algorithms.formulas import Cost
@@ -143,7 +144,7 @@ def test_a_rank_builds_its_own_part_as_in_the_whole(algorithm: Algorithm) -> Non
     for whole in built(algorithm):
         for rank in range(whole.size):
             part = algorithm.build(whole.size, root=whole.root, only=rank)
-            assert part == whole.part_of(rank), (whole.size, whole.root, rank)
+            assert part == part_of(whole, rank), (whole.size, whole.root, rank)
 
 
 @every_flat
@@ -222,7 +223,7 @@ def test_hierarchy_is_proved_on_every_topology(kind: Collective, name: str) -> N
             verify_plans(lower_all(add_acknowledgements(schedule)), everyone_heard=True)
             for rank in range(size):
                 part = algorithm.build(size, root=root, only=rank, topology=topology)
-                assert part == schedule.part_of(rank), (place, root, rank)
+                assert part == part_of(schedule, rank), (place, root, rank)
 
 
 @pytest.mark.parametrize(("kind", "name"), EVERY_PAIR, ids=name_of)

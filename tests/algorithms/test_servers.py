@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from fractions import Fraction
 
 import pytest
+from samples import part_of
 
 from pycoll.algorithms import SERVED, lookup
 from pycoll.algorithms.formulas import Cost
@@ -78,7 +79,7 @@ def test_a_rank_builds_its_own_part_as_in_the_whole(name: str) -> None:
             continue
         for rank in range(schedule.size):
             part = lookup(ALL_REDUCE, name).build(schedule.size, topology=topology, only=rank)
-            assert part == schedule.part_of(rank), (schedule.workers, schedule.servers, rank)
+            assert part == part_of(schedule, rank), (schedule.workers, schedule.servers, rank)
 
 
 @pytest.mark.parametrize("inner", ["direct", "ring", "binomial"])
@@ -92,7 +93,7 @@ def test_hierarchies_reduce_inside_hosts_first(inner: str, outer: str) -> None:
         verify_plans(lower_all(schedule), tiles=2, everyone_heard=True)
         for rank in range(topology.size):
             part = algorithm.build(topology.size, topology=topology, only=rank)
-            assert part == schedule.part_of(rank), (place, rank)
+            assert part == part_of(schedule, rank), (place, rank)
         found, stated = counted(schedule), algorithm.cost(topology.size, topology)
         assert found.steps <= stated.steps, place
         for what in ("sent", "received", "handled", "reduced"):

@@ -19,6 +19,7 @@ from samples import (
     exscan,
     make,
     pairwise,
+    part_of,
     ring,
     rows_of,
     schedule_text,
@@ -94,7 +95,7 @@ def test_a_rank_lowers_alike_from_the_whole_and_from_its_part(
     plans = lower_all(whole)
     for rank, plan in enumerate(plans):
         assert lower(whole, rank) == plan, name
-        assert lower(add_acknowledgements(schedule.part_of(rank)), rank) == plan, name
+        assert lower(add_acknowledgements(part_of(schedule, rank)), rank) == plan, name
 
 
 @each_sample
@@ -263,7 +264,7 @@ def test_what_rows_cannot_say_is_refused() -> None:
     with pytest.raises(ScheduleError, match="use another step"):
         lower(crossed, 2)
     with pytest.raises(ScheduleError, match="only rank 1's part"):
-        lower(ring(3).part_of(1), 2)
+        lower(part_of(ring(3), 1), 2)
     with pytest.raises(ScheduleError, match="not below size"):
         lower(ring(3), 3)
     with pytest.raises(ScheduleError, match="holds nothing in chunk 0"):
@@ -371,7 +372,7 @@ def test_text_shows_routes_and_rows() -> None:
         "  1 -> 0  token",
         "  0 -> 1  copy 0",
     ]
-    assert "  1 -> 0  copy 0  lane 1" in schedule_text(chain(2).part_of(0)).splitlines()
+    assert "  1 -> 0  copy 0  lane 1" in schedule_text(part_of(chain(2), 0)).splitlines()
     assert str(_core.Plan(lower(ring(2), 1))).splitlines() == [
         "all_reduce, rank 1 of 2, 2 chunks, 1 lane, 0 scratch slots",
         "lane 0: chunk 1: in[1] -> send 0 (zero_copy)",

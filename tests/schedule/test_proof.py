@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from samples import all_samples, chain, direct_reduce, doubling, make, one_shot, ring, tree
+from samples import all_samples, chain, direct_reduce, doubling, make, one_shot, part_of, ring, tree
 from simulate import schedule_is_right
 
 from pycoll.schedule.collectives import Collective
@@ -101,7 +101,7 @@ def test_a_collective_that_only_copies_refuses_combinations() -> None:
 
 
 def test_shape_of_the_schedule_is_checked() -> None:
-    assert "only rank 1's part" in refused(ring(3).part_of(1))
+    assert "only rank 1's part" in refused(part_of(ring(3), 1))
     assert "root 2" in refused(direct_reduce(2, 0)._replace(root=2))
     assert "has no root" in refused(chain(3)._replace(root=1))
     late_first = with_transfers(chain(2), Transfer(1, 0, 0, 1, REDUCE), Transfer(0, 0, 1, 0))

@@ -230,6 +230,12 @@ def rows_of(schedule: Schedule, rank: int) -> tuple[Row, ...]:
     return unpack(lower(schedule, rank)).rows
 
 
+def part_of(schedule: Schedule, rank: int) -> Schedule:
+    """The schedule with only the transfers from or to ``rank``."""
+    mine = tuple(t for t in schedule.transfers if rank in (t.source, t.destination))
+    return schedule._replace(transfers=mine, only=rank)
+
+
 def schedule_text(schedule: Schedule) -> str:
     """The text of all transfers, step by step."""
     part = "" if schedule.only is None else f", only rank {schedule.only}"
