@@ -13,8 +13,8 @@ ANYWHERE = (
     "on_registered",
     "on_codes",
 )
-#: The host reads that driver's memory as its own.
-ON_FAKES = (*ANYWHERE, "on_torch")
+#: In on_torch the host reads that driver's memory as its own. on_page has never run elsewhere.
+ON_FAKES = (*ANYWHERE, "on_torch", "on_page")
 #: On hardware this would take two hosts.
 ON_CARDS = "on_direct"
 #: These need libraries that know a real device.
