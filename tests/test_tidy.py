@@ -154,6 +154,13 @@ def test_layers_include_only_what_is_below() -> None:
     assert found == []
 
 
+def test_shared_memory_has_one_public_header() -> None:
+    private = re.compile(r'#include "shared_memory/(?!shm_arena\.h")')
+    assert words_found(private, '#include "shared_memory/shm_holes.h"')
+    sources = [p for p in files(".h", ".cpp") if layer_of(p) in {*BELOW} - {"shared_memory"}]
+    assert all_findings(lambda text: words_found(private, text), sources) == []
+
+
 #: What names a collective, its numbers of ranks, or the sharing of cores.
 COLLECTIVE = re.compile(
     r"\bCollective\b|\.collective\b|\b(?:reduces|has_root)\(|\b(?:servers|workers)\b|"

@@ -7,6 +7,9 @@
 // allocation creates it, and the end of the last one closes it unless stay() keeps it. A peer
 // maps the whole file once, through this process's descriptor in /proc. If the system refuses
 // that, segments are copied.
+//
+// Other folders include only this header of shared_memory/. It brings Mapping and the shared files
+// of shm_memory.h along.
 #pragma once
 
 #include <atomic>

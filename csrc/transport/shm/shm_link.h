@@ -6,7 +6,7 @@
 #include <string>
 
 #include "base/unique_fd.h"
-#include "shared_memory/shm_memory.h"
+#include "shared_memory/shm_arena.h"
 #include "transport/shm/shm_recv_channel.h"
 #include "transport/shm/shm_send_channel.h"
 
