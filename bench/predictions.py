@@ -18,8 +18,8 @@ from pathlib import Path
 
 import page
 
-from pycoll.bootstrap.discovery.cores import core_count
 from pycoll.config import Config
+from pycoll.cores import core_count
 from pycoll.cost.selection import MEMORIES, bytes_text, seconds_text
 from pycoll.cost.tuning_file import local_parameters
 from pycoll.tools.tune.machine_links import Compared, Comparison, compare_sizes

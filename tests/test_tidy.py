@@ -401,10 +401,11 @@ def imported(text: str) -> set[str]:
 
 
 #: What each folder and module of pycoll may import of the others, lazily or not, bottom up.
-EVERYBODY = {"errors", "types", "config", "untrusted", "foreign_words", "doors"}
+EVERYBODY = {"errors", "types", "config", "untrusted", "foreign_words", "doors", "cores"}
 IMPORTS_OF_FOLDERS: dict[str, set[str]] = {
     "errors": set(),
     "untrusted": set(),
+    "cores": set(),
     "foreign_words": set(),
     "__init__": {"foreign_words"},
     "types": {"errors"},
@@ -414,8 +415,8 @@ IMPORTS_OF_FOLDERS: dict[str, set[str]] = {
     "schedule": {"errors"},
     "algorithms": {"errors", "schedule"},
     "plan": {"schedule"},
-    "cost": {"errors", "config", "untrusted", "schedule", "algorithms", "plan"},
-    "bootstrap": {"errors", "config", "untrusted", "doors"},
+    "cost": {"errors", "config", "untrusted", "cores", "schedule", "algorithms", "plan"},
+    "bootstrap": {"errors", "config", "untrusted", "doors", "cores"},
     "arrays": EVERYBODY | {"_core"},
     "compress": EVERYBODY | {"_core", "ops", "cost", "arrays"},
     "device": EVERYBODY | {"_core", "ops", "schedule", "plan", "arrays", "bootstrap"},

@@ -6,7 +6,7 @@ import functools
 from typing import TYPE_CHECKING
 
 from pycoll import _core
-from pycoll.bootstrap.discovery.cores import core_count
+from pycoll.cores import core_count
 from pycoll.cost import tuning_file
 from pycoll.cost.slot_stores import GAIN, STRING
 

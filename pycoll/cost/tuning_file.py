@@ -26,6 +26,7 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pycoll.config import DEFAULT_TRANSPORTS, Config
+from pycoll.cores import cpu_quota
 from pycoll.cost import codec_rates, slot_stores
 from pycoll.cost.codec_rates import CodecRate
 from pycoll.cost.model import LINKS, SEGMENT_BYTES, Link, Parameters
@@ -213,8 +214,15 @@ def from_text(text: str) -> Tuning:
 
 @functools.lru_cache(maxsize=1)
 def fingerprint() -> str:
-    """A digest of the machine, equal only on machines that can share measured values."""
-    facts = (platform.machine(), processor_name(), str(os.cpu_count()), _text("/etc/machine-id"))
+    """A digest of the machine, equal only on machines that can share measured values.
+
+    It contains the number of processors and, if that is less, the quota of processor time. The
+    quota is that of a container or a job, so its ranks share it. Affinity masks do not count:
+    launchers bind each rank to its own cores, and all ranks of a job must find the same file.
+    """
+    cores, quota = os.cpu_count() or 1, cpu_quota()
+    count = f"{cores}" if quota is None or quota.cores >= cores else f"{quota.cores:g} of {cores}"
+    facts = (platform.machine(), processor_name(), count, _text("/etc/machine-id"))
     return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
 
 

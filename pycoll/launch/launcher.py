@@ -18,7 +18,6 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from pycoll.bootstrap.connect import as_error
-from pycoll.bootstrap.discovery.cores import core_count
 from pycoll.bootstrap.discovery.network import listen_in_range, listen_tcp
 from pycoll.bootstrap.discovery.torch_variables import (
     PORTS_PER_START,
@@ -29,6 +28,7 @@ from pycoll.bootstrap.discovery.torch_variables import (
 )
 from pycoll.bootstrap.rendezvous.store_server import StoreServer
 from pycoll.config import RANKS_MAX, Config
+from pycoll.cores import core_count
 from pycoll.errors import InvalidArgumentError, TransportError
 from pycoll.launch.elastic_crew import ElasticCrew
 from pycoll.launch.elastic_jobs import ElasticOptions

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pycoll.bootstrap.discovery.cores import core_count
 from pycoll.config import Config
+from pycoll.cores import core_count
 from pycoll.cost.forecast import Asked, forecast, tables, with_links
 from pycoll.cost.model import Parameters
 from pycoll.cost.selection import choose, explain_text

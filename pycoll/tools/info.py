@@ -84,7 +84,7 @@ def _tuning() -> tuple[str, str]:
 
 
 def _cores() -> str:
-    from pycoll.bootstrap.discovery.cores import cpu_quota
+    from pycoll.cores import cpu_quota
 
     quota = cpu_quota()
     limit = "" if quota is None else f" of which a quota allows {quota.cores:g} at a time"
@@ -92,8 +92,8 @@ def _cores() -> str:
 
 
 def _domains() -> str:
-    from pycoll.bootstrap.discovery.cores import usable_cores
     from pycoll.bootstrap.discovery.domains import find_domains
+    from pycoll.cores import usable_cores
 
     return str(find_domains(usable_cores()))
 

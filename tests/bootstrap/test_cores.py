@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pycoll.bootstrap.discovery.cores import CpuQuota, core_numbers, core_text, cpu_quota
 from pycoll.bootstrap.discovery.identity import Identity, cores_shared_by, ranks_per_core
 from pycoll.config import Config
+from pycoll.cores import CpuQuota, core_numbers, core_text, cpu_quota
 
 CORES = st.sets(st.integers(0, 300), min_size=1)
 
@@ -154,7 +154,7 @@ def test_a_real_quota_is_seen_by_ranks(control_group: Path) -> None:
     code = (
         "import os, sys\n"
         "open(sys.argv[1] + '/cgroup.procs', 'w').write(str(os.getpid()))\n"
-        "from pycoll.bootstrap.discovery.cores import core_count, cpu_quota\n"
+        "from pycoll.cores import core_count, cpu_quota\n"
         "print(cpu_quota().cores, core_count())\n"
     )
     words = [sys.executable, "-c", code, str(control_group)]

@@ -10,11 +10,11 @@ import pytest
 
 import pycoll
 from pycoll.bootstrap.discovery import identity
-from pycoll.bootstrap.discovery.cores import core_text, usable_cores
 from pycoll.bootstrap.discovery.domains import Domains, find_domains
 from pycoll.bootstrap.discovery.identity import Identity, domains_of
 from pycoll.comm.operations import internals_of
 from pycoll.config import Config
+from pycoll.cores import core_text, usable_cores
 
 
 def machine(folder: Path, caches: list[str], nodes: list[str]) -> str:

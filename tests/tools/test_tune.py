@@ -24,6 +24,7 @@ from pycoll.comm.operations import internals_of
 from pycoll.comm.start_tuning import tuning_text
 from pycoll.compress import Block
 from pycoll.config import Config
+from pycoll.cores import CpuQuota
 from pycoll.cost import codec_rates, slot_stores, tuning_file
 from pycoll.cost.codec_rates import CodecRate
 from pycoll.cost.model import LINKS, Parameters
@@ -186,6 +187,30 @@ def test_the_machines_own_file_is_found_and_a_broken_one_only_warned_about(
     path.write_text("{")
     with pytest.warns(UserWarning, match=r"cannot be used.*built-in values are used"):
         assert tuning_file.find(Config()) is BUILT_IN
+
+
+def test_a_quota_has_a_file_of_its_own_and_a_bound_rank_that_of_its_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def under(quota: float | None) -> str:
+        found = None if quota is None else CpuQuota("group", quota)
+        monkeypatch.setattr(tuning_file, "cpu_quota", lambda: found)
+        tuning_file.fingerprint.cache_clear()
+        return tuning_file.fingerprint()
+
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    try:
+        alone = under(None)
+        assert under(8.0) == under(9.0) == alone
+        assert len({alone, under(4.0), under(1.5), under(0.5)}) == 4
+        path = stored(tmp_path / "tuning.json")
+        assert under(0.5) == json.loads(path.read_text())["machine"]
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3})
+        assert under(None) == alone
+        with pytest.raises(InvalidArgumentError, match=r"made on machine .*; run pycoll tune"):
+            tuning_file.load(path)
+    finally:
+        tuning_file.fingerprint.cache_clear()
 
 
 def test_a_relative_cache_folder_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:

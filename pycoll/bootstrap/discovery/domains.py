@@ -10,8 +10,8 @@ import functools
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from pycoll.bootstrap.discovery.cores import core_numbers, core_text
 from pycoll.bootstrap.discovery.host import names_in, read_file
+from pycoll.cores import core_numbers, core_text
 
 SYSTEM = "/sys/devices/system"
 

@@ -15,17 +15,17 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from pycoll.bootstrap.discovery.cores import (
-    CpuQuota,
-    core_numbers,
-    cpu_quota,
-    usable_cores,
-)
 from pycoll.bootstrap.discovery.domains import find_domains
 from pycoll.bootstrap.discovery.host import machine_identity, process_name, process_token
 from pycoll.bootstrap.discovery.rails import RAIL_COUNTS, Port, networks_of, share_network
 from pycoll.bootstrap.discovery.versions import versions
 from pycoll.config import SERVER, TCP_SOCKETS_MAX, WORKER, Config
+from pycoll.cores import (
+    CpuQuota,
+    core_numbers,
+    cpu_quota,
+    usable_cores,
+)
 from pycoll.errors import InvalidArgumentError
 from pycoll.untrusted import json_object, read_json, shown
 

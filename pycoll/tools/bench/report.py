@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pycoll.bootstrap.discovery.cores import core_count
+from pycoll.cores import core_count
 from pycoll.cost.tuning_file import processor_name
 from pycoll.schedule.collectives import REDUCING, ROOTED, Collective
 from pycoll.tools.bench.metrics import Measurement

@@ -14,10 +14,10 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from pycoll import __version__
-from pycoll.bootstrap.discovery.cores import cpu_quota
 from pycoll.bootstrap.discovery.host import machine_identity, names_in, read_file
 from pycoll.bootstrap.discovery.network import Interface, interfaces
 from pycoll.config import Config
+from pycoll.cores import cpu_quota
 from pycoll.errors import PycollError
 from pycoll.untrusted import json_object, read_json
 

@@ -31,8 +31,8 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from pycoll.algorithms import lookup
-from pycoll.bootstrap.discovery.cores import core_count
 from pycoll.config import DEFAULT_TRANSPORTS, Config
+from pycoll.cores import core_count
 from pycoll.cost import slot_stores, tuning_file
 from pycoll.cost.copying import choose_copies
 from pycoll.cost.model import DEFAULT, LINKS, REACHED_BYTES, SEGMENT_BYTES, Parameters
