@@ -27,7 +27,7 @@ using testing::PlanBytes;
 
 std::vector<std::string> corpus_files() {
   std::vector<std::string> files;
-  const auto folder = std::filesystem::path(__FILE__).parent_path() / "../fuzz/corpus/plan";
+  const auto folder = std::filesystem::path(__FILE__).parent_path() / "../../fuzz/corpus/plan";
   for (const auto& entry : std::filesystem::directory_iterator(folder)) {
     // A fuzzer that was run on the folder leaves files of its own there, without this ending.
     if (entry.path().extension() == ".plan") files.push_back(entry.path().string());
