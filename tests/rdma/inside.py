@@ -9,23 +9,37 @@ are those of an emulated machine.
 
 from __future__ import annotations
 
+import importlib
 import json
+import multiprocessing
 import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import rank_of_guest
 from guest import DEVICES, ROOT
+from rank_of_guest import FailedError
 
-#: What each rank runs.
-PROGRAM = "rank_of_guest"
+#: Starts an interpreter for one rank; the job's name follows.
+INTERPRETER = (sys.executable, rank_of_guest.__file__)
+#: What ranks import at their start and at their first calls.
+PRELOADED = (
+    "numpy.random",
+    "pycoll.bootstrap.connect",
+    "pycoll.bootstrap.subcommunicators",
+    "pycoll.comm.start_tuning",
+    "pycoll.comm.world",
+    "pycoll.device.coded_calls",
+)
 SECRET = "correct horse battery staple"
 PORT = 4711
-#: Everything is 15 to 20 times slower here, and the machine outside may have other work: four ranks
-#: have taken 30 s for all collectives, and 300 s before those to start Python.
+#: Seconds for which a check waits for a rank. Everything is 15 to 20 times slower here, the start of
+#: Python above all, and the machine outside may have other work.
 PATIENCE_S = 900.0
 
 
@@ -39,28 +53,70 @@ def limited_to(kib: int) -> tuple[str, ...]:
 LIMITED = limited_to(64)
 
 
-class FailedError(Exception):
-    """A check found something wrong."""
-
-
 def require(condition: bool, text: str) -> None:
     if not condition:
         raise FailedError(text)
 
 
+_FORK = multiprocessing.get_context("fork")
+
+
+class RankProcess:
+    """One rank. Its output and its errors go to files."""
+
+    def __init__(
+        self, job: str, command: tuple[str, ...], environment: Mapping[str, str], folder: str
+    ) -> None:
+        where = Path(folder) / environment["PYCOLL_RANK"]
+        self.output, self.errors = where.with_suffix(".out"), where.with_suffix(".err")
+        with self.output.open("w") as out, self.errors.open("w") as errors:
+            files = out.fileno(), errors.fileno()
+            self._process = _FORK.Process(
+                target=_run_rank, args=(job, command, environment, files), daemon=True
+            )
+            self._process.start()
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def is_running(self) -> bool:
+        return self._process.is_alive()
+
+    def wait(self, timeout_s: float) -> tuple[int | None, str, str]:
+        """Its status, or None if it still runs after the time; what it has said so far."""
+        self._process.join(timeout_s)
+        return self._process.exitcode, self.output.read_text(), self.errors.read_text()
+
+
+def _run_rank(
+    job: str, command: tuple[str, ...], environment: Mapping[str, str], files: tuple[int, int]
+) -> None:
+    os.environ.update(environment)
+    for stream, file in enumerate(files, 1):
+        os.dup2(file, stream)
+    if command:
+        os.execvp(command[0], [*command, job])
+    rank_of_guest.run(job)
+
+
 class Ranks:
-    """Processes of rank_of_guest.py that run the same ``job`` over verbs, each over devices of its
-    own."""
+    """Processes that run the same ``job`` of rank_of_guest.py over verbs, each over devices of its
+    own.
+
+    They are forks of this process: an interpreter and its imports take longer here than most jobs.
+    Ranks that shall have an interpreter of their own get the ``command`` that starts it.
+    """
 
     _port = PORT
 
     def __init__(
-        self, size: int, job: str, prefix: tuple[str, ...] = (), rails: int = 1, **settings: str
+        self, size: int, job: str, command: tuple[str, ...] = (), rails: int = 1, **settings: str
     ) -> None:
         Ranks._port += 1
+        self._folder = tempfile.TemporaryDirectory(prefix="ranks-")
         self.processes = []
         for rank in range(size):
-            environment = os.environ | {
+            environment = {
                 "PYCOLL_RANK": str(rank),
                 "PYCOLL_SIZE": str(size),
                 "PYCOLL_ADDRESS": f"127.0.0.1:{Ranks._port}",
@@ -73,42 +129,34 @@ class Ranks:
                 "PYCOLL_TIMEOUT_S": "120",
                 "PYCOLL_INIT_TIMEOUT_S": "600",
             }
-            command = [*prefix, sys.executable, str(ROOT / f"tests/rdma/{PROGRAM}.py"), job]
             self.processes.append(
-                subprocess.Popen(
-                    command,
-                    env=environment | settings,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    text=True,
-                )
+                RankProcess(job, command, environment | settings, self._folder.name)
             )
 
     def wait_for(self, rank: int, word: str) -> None:
         """Until ``rank`` prints ``word``."""
-        stream = self.processes[rank].stdout
-        assert stream is not None
-        line = stream.readline().strip()
-        if line != word:
+        process = self.processes[rank]
+        while process.is_running() and not process.output.read_text().endswith("\n"):
+            time.sleep(0.05)
+        if process.output.read_text().strip() != word:
             self.kill()
-            error = self.processes[rank].communicate()[1]
-            raise FailedError(f"rank {rank} said {line!r}, not {word!r}: {error[-2000:]}")
+            _, said, error = process.wait(PATIENCE_S)
+            raise FailedError(f"rank {rank} said {said!r}, not {word!r}: {error[-2000:]}")
 
     def kill(self) -> None:
         for process in self.processes:
             process.kill()
 
     def ended(self) -> list[tuple[int, str, str]]:
-        """Status, output and errors of each rank."""
+        """Status, output and errors of each rank, once all have ended."""
         results = []
-        try:
-            for process in self.processes:
-                out, error = process.communicate(timeout=PATIENCE_S)
-                results.append((process.returncode, out, error))
-        except subprocess.TimeoutExpired:
-            self.kill()
-            told = [process.communicate() for process in self.processes]
-            raise FailedError(f"a rank hangs: {told}") from None
+        for process in self.processes:
+            status, out, error = process.wait(PATIENCE_S)
+            if status is None:
+                self.kill()
+                told = [one.wait(PATIENCE_S) for one in self.processes]
+                raise FailedError(f"a rank hangs: {told}")
+            results.append((status, out, error))
         return results
 
     def succeed(self) -> list[str]:
@@ -190,21 +238,23 @@ def arrays_kept() -> str:
 
 def arrays_limited() -> str:
     """Who may lock slots but not arrays gets right results, and is told why."""
-    outputs = Ranks(2, "arrays", limited_to(10 * 1024), PYCOLL_SHARED_ARRAYS="1").succeed()
+    command = (*limited_to(10 * 1024), *INTERPRETER)
+    outputs = Ranks(2, "arrays", command, PYCOLL_SHARED_ARRAYS="1").succeed()
     for out in outputs:
         require("cannot register" in out and "ulimit -l" in out, f"not told: {out}")
     return outputs[0].strip()[:300]
 
 
 def killed_rank() -> str:
-    ranks = Ranks(2, "loop")
+    """The other rank is told, and its interpreter ends."""
+    ranks = Ranks(2, "loop", INTERPRETER)
     for rank in range(2):
         ranks.wait_for(rank, "running")
     started = time.monotonic()
     ranks.processes[1].kill()
     results = ranks.ended()
     seconds = time.monotonic() - started
-    told = json.loads(results[0][1])
+    told = json.loads(results[0][1].splitlines()[-1])
     require(told["error"] == "PeerLostError", f"rank 0: {told}")
     require("rank 1" in told["text"], f"rank 0 does not name it: {told}")
     require(seconds < 60, f"told after {seconds:.1f} s")
@@ -212,7 +262,7 @@ def killed_rank() -> str:
 
 
 def link_down() -> str:
-    ranks = Ranks(2, "loop")
+    ranks = Ranks(2, "loop", INTERPRETER)
     for rank in range(2):
         ranks.wait_for(rank, "running")
     started = time.monotonic()
@@ -222,7 +272,7 @@ def link_down() -> str:
     finally:
         subprocess.run(["ip", "link", "set", "ve1", "up"], check=True)
     seconds = time.monotonic() - started
-    told = [json.loads(out) for _, out, _ in results]
+    told = [json.loads(out.splitlines()[-1]) for _, out, _ in results]
     for rank in range(2):
         require(told[rank]["error"] == "PeerLostError", f"rank {rank}: {told}")
     # Who sends hears no answer, or the device of rank 1 refuses to send and says why. Who notices
@@ -247,7 +297,7 @@ def disturbed(words: tuple[str, ...]) -> str:
 
 def locked_memory() -> str:
     """Who may lock 64 KiB only is told which limit to raise."""
-    results = Ranks(2, "large", LIMITED).ended()
+    results = Ranks(2, "large", (*LIMITED, *INTERPRETER)).ended()
     for rank, (status, _, error) in enumerate(results):
         require(status != 0, f"rank {rank} did well")
         require("ulimit -l unlimited" in error, f"rank {rank} gives no advice: {error[-2000:]}")
@@ -256,7 +306,7 @@ def locked_memory() -> str:
 
 def fall_back() -> str:
     """The same process gets tcp where that is allowed too; rank 0 says why, in one line."""
-    results = Ranks(2, "large", LIMITED, PYCOLL_TRANSPORTS="verbs,tcp").ended()
+    results = Ranks(2, "large", (*LIMITED, *INTERPRETER), PYCOLL_TRANSPORTS="verbs,tcp").ended()
     for rank, (status, out, error) in enumerate(results):
         require(status == 0, f"rank {rank} ended with {status}: {error[-3000:]}")
         require("over tcp" in out, f"rank {rank} used something else: {out}")
@@ -291,6 +341,8 @@ def main() -> int:
     if not wanted:
         print(f"no check is called {' or '.join(words)}; there are: {', '.join(CHECKS)}")
         return 2
+    for module in PRELOADED:
+        importlib.import_module(module)
     for name in wanted:
         check = CHECKS[name]
         started = time.monotonic()

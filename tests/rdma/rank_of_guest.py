@@ -11,13 +11,16 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from inside import FailedError
 
 import pycoll
 from pycoll.compress import BF16, FP8, Block, Codec, Feedback, PowerSGD, RandomK, Sign, TopK
 
 #: Elements of float32: inline, one packet, several packets, one segment, several tiles, uneven.
 COUNTS = (1, 50, 1000, 5003, 16384, 300_007)
+
+
+class FailedError(Exception):
+    """A check found something wrong."""
 
 
 def values(rank: int, count: int, seed: int) -> Any:
@@ -169,8 +172,9 @@ JOBS: dict[str, Callable[[pycoll.Communicator], None]] = {
 }
 
 
-if __name__ == "__main__":
-    job = JOBS[sys.argv[1]]
+def run(name: str) -> None:
+    """Do a job as the rank that the environment names."""
+    job = JOBS[name]
     started = time.monotonic()
     if job is codes:  # which travel between hosts only
         os.environ["PYCOLL_HOST_ID"] = f"host {os.environ['PYCOLL_RANK']}"
@@ -179,3 +183,7 @@ if __name__ == "__main__":
     job(pycoll.world())
     if job is not loop:
         pycoll.finalize()
+
+
+if __name__ == "__main__":
+    run(sys.argv[1])
