@@ -172,7 +172,8 @@ def plot(path: Path, steps: Sequence[Seen]) -> None:
         axes.broken_barh(late, (0.0, 0.1), color="C3")
         axes.set_yticks([0.05, 0.5, 1.5], ["waits", "wire", "backward"])
         axes.set_xlim(0, (step.end_us - zero) / 1e3)
-        title = f"rank {step.rank}, step {step.number}, {step.policy}: {len(step.wires)} messages"
+        messages = f"{len(step.wires)} message{'s' if len(step.wires) != 1 else ''}"
+        title = f"rank {step.rank}, step {step.number}, {step.policy}: {messages}"
         axes.set_title(f"{title}, {step.hidden:.0%} of communication hidden", fontsize=9)
     every[-1, 0].set_xlabel("ms since the backward pass began")
     figure.savefig(path)
