@@ -63,9 +63,7 @@ def test_a_page_that_the_navigation_lacks_fails_the_build(tmp_path: Path) -> Non
     for name in ("index", "forgotten"):
         (tmp_path / "docs" / f"{name}.md").write_text(f"# {name}\n")
     config = tmp_path / "mkdocs.yml"
-    config.write_text(
-        f"INHERIT: {ROOT / 'mkdocs.yml'}\nnav: [index.md]\nplugins: []\nhooks: []\n"
-    )
+    config.write_text(f"INHERIT: {ROOT / 'mkdocs.yml'}\nnav: [index.md]\nplugins: []\nhooks: []\n")
     done = build(tmp_path / "site", "--config-file", str(config))
     said = done.stdout + done.stderr
     assert done.returncode == 1 and "- forgotten.md" in said, said

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,9 @@ if slurm_hosts.obstacle():
 FOUR = ("-N", "2", "-n", "4")
 EXAMPLES = Path(__file__).parents[2] / "examples" / "slurm"
 Cluster = tuple[Slurm, mpi_hosts.hosts.Hosts]
+#: What Slurm says in the rare case that it reads only a part of the address that MPICH gives it by
+#: PMI-2. MPICH then aborts or hangs in MPI_Init, which is ahead of anything of pycoll.
+MISREAD = "mpi/pmi2: value not properly terminated in client request"
 
 
 @pytest.fixture(scope="module")
@@ -58,8 +62,21 @@ def test_one_node_needs_no_exchange(cluster: Cluster) -> None:
 def test_mpich_before_the_first_world(steps: str, cluster: Cluster) -> None:
     """Slurm's PMI takes one init; an MPI that begins later than the world would send a second."""
     slurm, world = cluster
-    line = (*FOUR, "--mpi=pmi2", sys.executable, PROGRAM, steps)
-    expect(slurm.srun(*line, **WITH_MPICH), world.names)
+    expect(srun_with_mpich(slurm, sys.executable, PROGRAM, steps), world.names)
+
+
+def srun_with_mpich(slurm: Slurm, *command: str) -> subprocess.CompletedProcess[str]:
+    """Run four ranks; a run whose addresses Slurm misread counts as none, twice at most."""
+    for _ in range(3):
+        try:
+            done = slurm.srun(*FOUR, "--mpi=pmi2", *command, **WITH_MPICH)
+        except subprocess.TimeoutExpired as error:
+            if MISREAD not in (error.stderr or b"").decode():
+                raise
+        else:
+            if MISREAD not in done.stderr:
+                return done
+    raise AssertionError(f"three times: {MISREAD}")
 
 
 def test_open_mpi_before_the_first_world(cluster: Cluster) -> None:

@@ -38,8 +38,8 @@ PRELOADED = (
 )
 SECRET = "correct horse battery staple"
 PORT = 4711
-#: Seconds for which a check waits for a rank. Everything is 15 to 20 times slower here, the start of
-#: Python above all, and the machine outside may have other work.
+#: Seconds for which a check waits for a rank. Everything is 15 to 20 times slower here, and the
+#: machine outside may have other work.
 PATIENCE_S = 900.0
 
 
