@@ -632,7 +632,7 @@ class Store:
         Cost: all values travel to the first worker once. The servers keep them meanwhile, so a
         value that is pushed takes its memory twice.
 
-        >>> store.checkpoint("checkpoint")  # doctest: +SKIP
+        >>> store.checkpoint("checkpoint")
         """
         from pycoll.ps.checkpoints.taking import take
 
@@ -669,8 +669,8 @@ class Store:
 
         Cost: the first worker reads all files twice, and sends all values once.
 
-        >>> store.restore("checkpoint")  # doctest: +SKIP
-        100
+        >>> store.restore("checkpoint", missing_ok=True) or 0  # the first run begins with round 0
+        0
         """
         from pycoll.ps.checkpoints.restoring import restore
 
@@ -769,7 +769,7 @@ class Store:
 
         Cost: the server's shards travel once.
 
-        >>> store.drain(4)  # with other servers than rank 4
+        >>> store.drain(2)  # with other servers than rank 2
         """
         text = refusal_to_drain(self._newest_view(), server)
         self._ask_manager(
@@ -787,7 +787,7 @@ class Store:
         decided within ``timeout_s``; PeerLostError. Cost: the shards that it is given travel once,
         after this call.
 
-        >>> store.add(4)  # after drain(4)
+        >>> store.add(2)  # after drain(2)
         """
         text = refusal_to_add(self._newest_view(), server)
         self._ask_manager(Kind.ADD, server, text, "the servers have not decided about it")

@@ -68,8 +68,15 @@ def serve(
     Cost: the server waits for a short message of worker 0 ahead of each operation, and sleeps while
     none comes.
 
-    >>> pycoll.ps.serve()  # doctest: +SKIP
-    120
+    >>> def work_or_serve():
+    ...     import os, pycoll.ps
+    ...
+    ...     if os.environ["PYCOLL_RANK"] == "2":
+    ...         return pycoll.ps.serve()
+    ...     with pycoll.init() as comm:
+    ...         return comm.all_reduce(2.5, algorithm="ps")
+    >>> pycoll.run(work_or_serve, np=3)
+    [5.0, 5.0, 1]
     """
     if world.is_initialized():
         raise InvalidArgumentError(

@@ -7,8 +7,9 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -496,24 +497,41 @@ def test_the_next_worker_makes_keys_when_the_first_one_has_left() -> None:
     assert succeeded(found) == [None, values, values]
 
 
-def test_examples_of_docstrings_do_what_they_say() -> None:
-    methods = ["init", "push", "pull", "push_pull", "clock", "stats", "explain"]
-    texts = [getattr(ps.Store, name).__doc__ for name in [*methods, "table", "set_optimizer"]]
-    texts += [getattr(ps.Table, name).__doc__ for name in ("pull", "push", "hot")]
-    texts += [one.__doc__ for one in (ps.SGD, ps.Adagrad, ps.Adam, ps.SSP, ps.Backup)]
-    texts.append(ps.Store.close.__doc__)
+def run_examples_of(methods: Sequence[Callable[..., Any]], servers: int) -> int:
+    """Run the examples of docstrings, in this order, as the only worker; returns how many."""
 
     def work(store: ps.Store, comm: Comm) -> int:
         scope: dict[str, Any] = {"store": store, "np": np, "pycoll": pycoll}
         examples = 0
-        for number, text in enumerate(texts):
-            found = doctest.DocTestParser().get_doctest(text, scope, str(number), None, None)
+        for method in methods:
+            text, name = method.__doc__ or "", method.__name__
+            found = doctest.DocTestParser().get_doctest(text, scope, name, None, None)
             examples += len(found.examples)
             failed = doctest.DocTestRunner(verbose=False).run(found, clear_globs=False).failed
             assert failed == 0, text
         return examples
 
-    assert succeeded(run_store(work, workers=1, servers=1)) == [29]
+    (examples,) = succeeded(run_store(work, workers=1, servers=servers))
+    return int(examples)
+
+
+def test_examples_of_docstrings_do_what_they_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip(
+        "safetensors", reason="no safetensors: pip install -r tests/requirements.txt"
+    )
+    monkeypatch.chdir(tmp_path)
+    names = ["restore", "init", "push", "pull", "push_pull", "clock", "checkpoint", "stats"]
+    methods = [getattr(ps.Store, name) for name in [*names, "explain", "table", "set_optimizer"]]
+    methods += [getattr(ps.Table, name) for name in ("pull", "push", "hot")]
+    methods += [ps.SGD, ps.Adagrad, ps.Adam, ps.SSP, ps.Backup, ps.Store.close]
+    assert run_examples_of(methods, servers=1) == 31
+    assert (tmp_path / "checkpoint" / "manifest.json").exists()
+
+
+def test_examples_of_servers_that_come_and_go() -> None:
+    assert run_examples_of([ps.Store.ticket, ps.Store.drain, ps.Store.add], servers=2) == 3
 
 
 def test_a_guest_that_comes_ahead_of_its_turn_waits_for_it() -> None:
