@@ -31,12 +31,13 @@ class CppClass:
 
     ``functions``: the names of its public functions, except constructors, destructors, operators,
     overrides and const functions without parameters. ``parameters``: the largest number of
-    parameters of a constructor.
+    parameters of a constructor. ``modes``: the largest number of those of one that are booleans.
     """
 
     name: str
     functions: set[str] = field(default_factory=set)
     parameters: int = 0
+    modes: int = 0
 
 
 def cpp_classes(text: str) -> list[CppClass]:
@@ -82,6 +83,9 @@ def _note_member(owner: CppClass, declaration: str, access: str) -> None:
     is_accessor = parameters == 0 and "const" in behind
     if name == owner.name.rpartition("::")[2]:
         owner.parameters = max(owner.parameters, parameters)
+        plain = re.sub(r"<[^<>]*>", "", inside)
+        booleans = re.findall(r"(?:^|,)\s*(?:const )?bool\b", plain)
+        owner.modes = max(owner.modes, len(booleans))
     elif access == "public" and name[0] != "~" and "override" not in behind and not is_accessor:
         owner.functions.add(name)
 
