@@ -36,7 +36,7 @@ $(BIN)/pip:
 	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); apt-get update -qq && \
 		apt-get install -y -qq python3-venv python3-dev >/dev/null && $(PYTHON) -m venv $(VENV); }
 
-# A program in this folder imports the sources next to it, and without --editable these have no native
+# A program in this folder imports the sources next to it. Without --editable these have no native
 # part.
 setup-demo: $(BIN)/pip
 	$(BIN)/pip install --quiet --editable '.[demo]'

