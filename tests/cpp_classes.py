@@ -77,14 +77,13 @@ def _note_member(owner: CppClass, declaration: str, access: str) -> None:
         return
     name, begin = match[1], places[match.start(2)]
     inside = declaration[begin + 1 : _end_of(declaration, begin) - 1]
-    commas = sum(char == "," for _, char in _outside_brackets(inside))
-    parameters = commas + 1 if inside.strip() else 0
+    outer = "".join(char for _, char in _outside_brackets(inside))
+    parameters = outer.count(",") + 1 if outer.strip() else 0
     behind = re.split(r"[{:=]", flat[match.end() :])[0].split()
     is_accessor = parameters == 0 and "const" in behind
     if name == owner.name.rpartition("::")[2]:
         owner.parameters = max(owner.parameters, parameters)
-        plain = re.sub(r"<[^<>]*>", "", inside)
-        booleans = re.findall(r"(?:^|,)\s*(?:const )?bool\b", plain)
+        booleans = re.findall(r"(?:^|,)\s*(?:const )?bool\b", outer)
         owner.modes = max(owner.modes, len(booleans))
     elif access == "public" and name[0] != "~" and "override" not in behind and not is_accessor:
         owner.functions.add(name)

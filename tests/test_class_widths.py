@@ -177,7 +177,7 @@ def test_wide_classes_are_found() -> None:
 def test_booleans_of_constructors_are_counted() -> None:
     text = "class A:\n def __init__(self, a: bool, b: int, *, c: bool | None, d: Boolean): ..."
     assert modes_of(text) == {"A": 2}
-    header = "class A { public: A(bool a, map<int, bool> b, Bool c, const bool d = f(1, 2)); };"
+    header = "struct A { A(bool a, map<pair<int>, bool> b, Bool c, const bool d = f(1, 2)); };"
     assert [one.modes for one in cpp_classes(header)] == [2]
 
 

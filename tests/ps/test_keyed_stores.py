@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import itertools
 import os
 import threading
@@ -17,6 +16,7 @@ import numpy as np
 import pytest
 import stores
 from click.testing import CliRunner
+from docstring_parts import examples_of, run_examples
 from foreign_arrays import Bare, Foreign
 from harness import TIMEOUT_S, each, succeeded
 from stores import Comm, Run
@@ -502,14 +502,9 @@ def run_examples_of(methods: Sequence[Callable[..., Any]], servers: int) -> int:
 
     def work(store: ps.Store, comm: Comm) -> int:
         scope: dict[str, Any] = {"store": store, "np": np, "pycoll": pycoll}
-        examples = 0
         for method in methods:
-            text, name = method.__doc__ or "", method.__name__
-            found = doctest.DocTestParser().get_doctest(text, scope, name, None, None)
-            examples += len(found.examples)
-            failed = doctest.DocTestRunner(verbose=False).run(found, clear_globs=False).failed
-            assert failed == 0, text
-        return examples
+            run_examples(method, scope)
+        return sum(len(examples_of(method)) for method in methods)
 
     (examples,) = succeeded(run_store(work, workers=1, servers=servers))
     return int(examples)
